@@ -1,0 +1,154 @@
+"""Arrays of either kind, numpy or a torch tensor, and the checks that they belong together.
+
+torch is never imported here: whoever passes a tensor has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tokrate.errors import CountingError
+
+
+def is_tensor(array: Any) -> bool:
+    """Whether the array is a torch tensor, to be counted on its own device."""
+    return hasattr(array, "detach")
+
+
+def as_array(name: str, value: Any) -> Any:
+    """A numpy view of CPU data, or the tensor itself when it lies on another device.
+
+    Raises:
+        CountingError: A ragged list, values that are no numbers, or no dimension at all.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        array = _from_tensor(value, torch)
+    else:
+        array = _from_host(name, value)
+    if not array.shape:
+        raise CountingError(f"{name} is a single number: expected one value for each slot")
+    if name == "labels" and _is_float(array):
+        raise CountingError(f"labels hold {array.dtype} values: expected whole numbers (token ids)")
+    return array
+
+
+def _from_host(name: str, value: Any) -> Any:
+    import numpy as np
+
+    try:
+        array = np.asarray(value)
+        if array.size == 0 and not isinstance(value, np.ndarray):
+            array = array.astype(np.int64)  # an empty list has no type of its own
+    except (TypeError, ValueError) as error:
+        raise CountingError(
+            f"{name} is no rectangular array of numbers: expected a tensor, a numpy array, or "
+            "nested lists with rows of one length; pad the rows first, or count them one by one"
+        ) from error
+    if array.dtype.kind not in "biuf":
+        raise CountingError(
+            f"{name} holds {array.dtype} values: expected whole numbers or booleans"
+        )
+    return array
+
+
+def _from_tensor(tensor: Any, torch: Any) -> Any:
+    if hasattr(tensor, "to_local"):  # a DTensor: count what lies on this rank, without a collective
+        tensor = tensor.to_local()
+    if tensor.device.type != "cpu":
+        return tensor.detach()
+    if tensor.requires_grad or tensor.dtype is torch.bfloat16:  # numpy knows neither
+        tensor = tensor.detach().float()
+    return tensor.numpy()
+
+
+def _is_float(array: Any) -> bool:
+    return bool(array.is_floating_point() if is_tensor(array) else array.dtype.kind == "f")
+
+
+def size_of(array: Any) -> int:
+    """Number of values."""
+    return int(array.numel() if is_tensor(array) else array.size)
+
+
+def count_true(array: Any, *, shifted: bool = False) -> Any:
+    """Number of non-zero values: an int for numpy, a 0-d int64 tensor on the array's device.
+
+    Args:
+        shifted: Leave out the first column. The whole minus that column is faster than a slice:
+            the whole is contiguous, and the column is short.
+    """
+    if is_tensor(array):
+        total = array.count_nonzero()
+        return total - array[..., :1].count_nonzero() if shifted else total
+    import numpy as np
+
+    total = np.count_nonzero(array)
+    return int(total - np.count_nonzero(array[..., :1])) if shifted else int(total)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def check_together(arrays: dict[str, Any], *, raw_given: bool, pad_by_id: bool) -> None:
+    """Refuse arrays that cannot belong to one batch.
+
+    Raises:
+        CountingError: Shapes or devices differ; the message says what to pass instead.
+    """
+    mask = arrays.get("attention_mask")
+    # With raw= the ids may be another sequence (an encoder's), unless padding is read off them.
+    free = {"input_ids"} if raw_given and not pad_by_id else set()
+    shapes = {name: a.shape for name, a in arrays.items() if name not in free}
+    if len(set(shapes.values())) > 1:
+        if mask is not None and mask.ndim > 2:
+            raise CountingError(
+                f"attention_mask has shape {tuple(mask.shape)}, one value for each pair of slots: "
+                "expected one for each slot; pass the mask of shape (batch, length) that came from "
+                "the tokenizer or collator, or cu_seqlens=, or input_ids= with pad_id="
+            )
+        found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise CountingError(
+            f"shapes differ: {found}; expected one shape for all; count sequences of different "
+            "shape one by one and add the counts"
+        )
+    devices = {str(a.device) for a in arrays.values()}  # numpy arrays say "cpu"
+    if len(devices) > 1:
+        raise CountingError(
+            f"the arrays lie on different devices ({', '.join(sorted(devices))}): expected one; "
+            "count before moving the batch, or after all of it was moved"
+        )
+
+
+def check_mask_values(mask: Any) -> None:
+    """Refuse a mask that is not 0 for padding and positive for tokens (host data only).
+
+    Raises:
+        CountingError: It holds negative values, as an additive mask does.
+    """
+    if not is_tensor(mask) and mask.dtype.kind in "if" and mask.size and mask.min() < 0:
+        raise CountingError(
+            f"attention_mask holds {mask.min()}: expected 0 for padding and 1 (or a document "
+            "number) for tokens; an additive mask of 0 and -inf must be turned round first"
+        )
+
+
+def check_boundaries(ends: Any, slots: int | None) -> Any:
+    """Return `cu_seqlens` if it can be one; with `slots` (host data only) look at its values too.
+
+    Raises:
+        CountingError: Not one-dimensional, empty, not starting at 0, falling, or beyond the buffer.
+    """
+    if ends.ndim != 1 or size_of(ends) == 0:
+        raise CountingError(
+            f"cu_seqlens has shape {tuple(ends.shape)}: expected (documents + 1,), starting with 0"
+        )
+    if slots is None or is_tensor(ends):
+        return ends
+    if ends[0] != 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > slots:
+        raise CountingError(
+            f"cu_seqlens runs from {ends[0]} to {ends[-1]} over a buffer of {slots} slots: "
+            "expected cumulative lengths that start at 0, never fall and end within the buffer"
+        )
+    return ends

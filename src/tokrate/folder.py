@@ -1,0 +1,75 @@
+"""The run's folder: which one it is, and that nobody else writes to it."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from tokrate.errors import ConfigError, RunFolderError
+from tokrate.journal import JOURNAL_NAME, first_line
+from tokrate.run import RunInfo
+
+LEGAL = re.compile(r"\w[\w.=+@, -]{0,119}")
+
+
+def check_run(run: RunInfo) -> RunInfo:
+    """Return the run with an id, if its name and id can name a folder.
+
+    Raises:
+        ConfigError: They hold a path separator, begin with a dot or are too long.
+    """
+    for what, text in (("name", run.name), ("id", run.id)):
+        if text is None and what == "id":
+            continue
+        if not isinstance(text, str) or not LEGAL.fullmatch(text) or text[-1] in ". ":
+            shown = text if isinstance(text, str) else repr(text)
+            legal = re.sub(r"[^\w=+@,-]+", "-", shown).strip("-.")[:120] or "run"
+            raise ConfigError(
+                f"run {what} {text!r} cannot name a folder: expected letters, digits and any of "
+                f"'.=+@,_ -', at most 120 of them, without a path separator; use {legal!r}"
+            )
+    return replace(run, id=run.id or uuid.uuid4().hex[:12])
+
+
+def open_folder(root: Path, run: RunInfo) -> tuple[Path, bool]:
+    """The folder of this run: that of the same id if there is one, else a new one.
+
+    A name that another run has taken gets `-2`, `-3` and so on; runs never share a folder.
+
+    Returns:
+        The folder, and whether it was made just now.
+
+    Raises:
+        RunFolderError: It cannot be created or read.
+    """
+    try:
+        for number in count(1):
+            folder = root / (run.name if number == 1 else f"{run.name}-{number}")
+            if _make(folder):
+                return folder, True
+            owner = _owner(folder)
+            if owner is None or owner == run.id:
+                return folder, False
+    except OSError as error:
+        raise RunFolderError(
+            f"the run folder {root / run.name} cannot be used ({error.strerror or error}): "
+            "expected a folder that this process may write to; pass another dir="
+        ) from error
+    raise AssertionError("count never ends")
+
+
+def _make(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _owner(folder: Path) -> str | None:
+    """Id of the run whose journal lies in the folder, if one does."""
+    line = first_line(folder / JOURNAL_NAME)
+    return None if line is None else str(line.get("id"))

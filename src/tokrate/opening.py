@@ -1,0 +1,157 @@
+"""Opening a run: everything that can be wrong is found here, before training starts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokrate.backends.base import BackendFactory
+from tokrate.backends.registry import check_options, find_backend
+from tokrate.config import BackendChoice, LoggerChoice, parse_logger, plain
+from tokrate.delivery import Cursor, Delivery
+from tokrate.folder import check_run, open_folder
+from tokrate.journal import Journal
+from tokrate.logger import Logger
+from tokrate.names import MetricNames, parse_aliases
+from tokrate.ranks import RankLayout
+from tokrate.record import SCHEMA_VERSION
+from tokrate.run import RunInfo
+
+
+def open_logger(
+    spec: Any,
+    *,
+    run: RunInfo,
+    dir: str | os.PathLike[str] = "runs",  # noqa: A002 - the word that people use
+    ranks: RankLayout | None = None,
+    prefix: str = "throughput",
+    metrics: str = "standard",
+    aliases: str | Iterable[str] | Mapping[str, str] | None = None,
+    strict: bool | None = None,
+    close_timeout_s: float = 30.0,
+) -> Logger:
+    """Open the run's journal and the backends that the `logger` key asks for.
+
+    Everything that is wrong with the configuration is said here, before training starts. Trackers
+    are reached in the background; use `{"mlflow": {"required": True}}` to wait for one.
+
+    Args:
+        spec: The `logger` key; see `tokrate.config.parse_logger`.
+        run: Facts of the run.
+        dir: Folder in which the run's folder is made.
+        ranks: Which rank writes. On the others the logger does nothing.
+        prefix: What stands before the slash in our metric keys.
+        metrics: `"standard"`, or `"all"` numbers of the record.
+        aliases: Framework names under which some numbers are written as well (`"torchtune"`), or
+            a mapping of your own names to fields of the record.
+        strict: True makes bad names, values and steps raise in `log_metrics`; for tests.
+        close_timeout_s: Longest time that `close` may take, in seconds.
+
+    Raises:
+        ConfigError: The key, an option, a name or a package is wrong.
+        RunFolderError: The run's folder cannot be made or written.
+        JournalError: Another process writes this run.
+        BackendError: A backend with `required: true` cannot be reached.
+    """
+    names = MetricNames(prefix, metrics, parse_aliases(aliases))
+    choice = parse_logger(spec)
+    run = replace(check_run(run), config=plain(run.config or {}), tags=tuple(run.tags))
+    factories = find_factories(choice)
+    if not (ranks or RankLayout()).is_writer:
+        return Logger(run=run, names=names, journal=None)
+    folder, made = open_folder(Path(dir).resolve(), run)
+    run = replace(run, folder=folder, prefix=prefix)
+    journal: Journal | None = None
+    try:
+        journal = Journal(folder)
+        deliveries = [make_delivery(*each, run, journal.path) for each in factories]
+        journal.append(_run_line(run, choice, names, journal.sessions + 1))
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        if made:  # nothing stays by halves
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Logger(
+        run=run,
+        names=names,
+        journal=journal,
+        deliveries=deliveries,
+        strict=bool(strict),
+        close_timeout_s=close_timeout_s,
+    )
+
+
+def find_factories(choice: LoggerChoice) -> list[tuple[BackendChoice, BackendFactory]]:
+    """The backends that the key asks for, their options checked by name.
+
+    Raises:
+        ConfigError: No such backend, its package is missing, or it takes no such option.
+    """
+    backends = list(choice.backends)
+    if choice.console and all(backend.name != "console" for backend in backends):
+        backends.insert(0, BackendChoice("console"))
+    found = []
+    for backend in backends:
+        factory = find_backend(backend.name)
+        check_options(backend.name, factory, backend.options)
+        found.append((backend, factory))
+    return found
+
+
+def make_delivery(
+    backend: BackendChoice, factory: BackendFactory, run: RunInfo, journal: Path
+) -> Delivery:
+    """Open one backend and put its delivery at the place that earlier sessions reached.
+
+    Raises:
+        ConfigError: A value of an option is wrong.
+        BackendError: The backend is required and cannot be reached.
+    """
+    cursor = Cursor(journal.parent / "cursors" / f"{cursor_name(backend.name)}.json")
+    delivery = Delivery(backend.name, factory(run, **backend.options), journal, cursor)
+    if backend.required:
+        delivery.connect()
+    return delivery
+
+
+def cursor_name(backend: str) -> str:
+    """A file name for a backend's name, which may be a dotted path."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in backend)
+
+
+def _run_line(
+    run: RunInfo, choice: LoggerChoice, names: MetricNames, session: int
+) -> dict[str, Any]:
+    """What the journal says of a session: enough to deliver it from another machine."""
+    from importlib.metadata import version  # not at import: `import tokrate` stays light
+
+    return {
+        "kind": "run",
+        "time_unix_ms": time.time_ns() // 1_000_000,
+        "schema_version": SCHEMA_VERSION,
+        "id": run.id,
+        "name": run.name,
+        "session": session,
+        "resume_step": run.resume_step,
+        "tags": list(run.tags),
+        "config": run.config,
+        "prefix": names.prefix,
+        "metrics": names.metrics,
+        "aliases": dict(names.aliases),
+        "logger": [
+            {"name": b.name, "options": b.options, "required": b.required} for b in choice.backends
+        ],
+        "console": choice.console,
+        "tokrate": version("tokrate"),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
