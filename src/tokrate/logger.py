@@ -194,7 +194,7 @@ class Logger:
                 f"metric name {text[:80]!r} collides, as {legal_name(text)!r}, with another name "
                 "or with a group of names: expected names that differ in letters, digits and _"
             )
-        if legal != name:
+        if legal != text:
             if self._strict:
                 raise MetricNameError(f"metric name {text[:80]!r} is not legal: use {legal!r}")
             if text not in self._renamed:

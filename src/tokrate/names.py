@@ -160,7 +160,7 @@ class NameGate:
     """
 
     def __init__(self) -> None:
-        self._owner: dict[str, str] = {}
+        self._owner: dict[str, str | None] = {}  # legal name → name from outside; None: declared
         self._groups: set[str] = set()
 
     def declare(self, names: Iterable[str]) -> None:
@@ -176,7 +176,7 @@ class NameGate:
                     f"metric name {name!r} collides with {clash!r}: "
                     "names must differ and none may be a path prefix of another; rename one"
                 )
-            self._take(name, name)
+            self._take(name, None)
 
     def admit(self, name: str) -> str | None:
         """The legal form under which a name from outside is written; None where it would collide.
@@ -195,13 +195,13 @@ class NameGate:
 
     def _clash(self, name: str) -> str | None:
         if name in self._owner:
-            return self._owner[name]
+            return name
         if name in self._groups:
             return f"{name}/…"
         head, slash, _ = name.partition("/")
         return head if slash and head in self._owner else None
 
-    def _take(self, name: str, owner: str) -> None:
+    def _take(self, name: str, owner: str | None) -> None:
         self._owner[name] = owner
         head, slash, _ = name.partition("/")
         if slash:
