@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tokrate.errors import TokrateError
+from tokrate.errors import ConfigError, TokrateError
 
 ARMS = ("padded", "packed", "masked-prompt", "train-on-all")
 
 
 def _split(_context: click.Context, _option: click.Parameter, text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _logger_key(text: str | None) -> Any:
+    """The `--logger` option of `sync`: names separated by commas, or JSON with options."""
+    if text is None or not text.lstrip().startswith(("{", "[")):
+        return text if text is None else [part.strip() for part in text.split(",")]
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--logger is no JSON ({error}): expected names, or a mapping") from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -61,7 +73,7 @@ def demo(logger: list[str], directory: Path, arms: list[str], seconds: float) ->
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--logger", help="Backends to use instead of those that the run was started with.")
+@click.option("--logger", help="Backends instead of those of the run: names, or JSON.")
 def sync(run: Path, logger: str | None) -> None:
     """Deliver what the run in folder RUN left waiting; running it twice does no harm."""
     from rich.console import Console
@@ -79,7 +91,7 @@ def sync(run: Path, logger: str | None) -> None:
                 tasks[name] = bars.add_task(name, total=stats.accepted)
             bars.update(tasks[name], completed=stats.accepted - stats.waiting)
 
-        found = sync_run(run, logger.split(",") if logger else None, progress=show)
+        found = sync_run(run, _logger_key(logger), progress=show)
     waiting = False
     for name, stats in found.items():
         ending = f"; {stats.problem}" if stats.problem else ""

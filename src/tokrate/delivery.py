@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokrate import ends
 from tokrate.backends.base import Backend, CountsLeftOut
 from tokrate.errors import BackendError
 from tokrate.journal import Batch, JournalReader, Place
+from tokrate.redact import redact_text
 from tokrate.run import Entry, Outcome
 
 log = logging.getLogger("tokrate")
@@ -55,19 +57,35 @@ class Cursor:
         self._path = path
         self.place = Place()
         self.refused = 0
+        self.ended_session = 0
+        """Session whose end the tracker was told."""
         if path.exists():
             try:
                 saved = json.loads(path.read_text())
                 self.place = Place(int(saved["offset"]), int(saved["entries"]))
                 self.refused = int(saved["refused"])
+                self.ended_session = int(saved["ended_session"])
             except (ValueError, KeyError, TypeError):
                 # Better twice than never: trackers keep equal points once.
                 log.warning(f"{path} cannot be read; delivering the run from its first entry")
 
     def move(self, place: Place, refused: int = 0) -> None:
-        """Remember that everything before the place was dealt with."""
+        """Remember that everything before the place was dealt with; raises OSError."""
         self.place, self.refused = place, self.refused + refused
-        state = {"offset": place.offset, "entries": place.entries, "refused": self.refused}
+        self._save()
+
+    def end(self, session: int) -> None:
+        """Remember that the tracker was told how the session ended; raises OSError."""
+        self.ended_session = session
+        self._save()
+
+    def _save(self) -> None:
+        state = {
+            "offset": self.place.offset,
+            "entries": self.place.entries,
+            "refused": self.refused,
+            "ended_session": self.ended_session,
+        }
         self._path.parent.mkdir(exist_ok=True)
         fresh = self._path.with_suffix(".new")
         fresh.write_text(json.dumps(state))
@@ -82,6 +100,7 @@ class Delivery:
         backend: Opened by its factory.
         journal: The run's `journal.jsonl`.
         cursor: How far earlier sessions came.
+        session: Number of the session that is being delivered.
         clock: Returns seconds.
     """
 
@@ -91,12 +110,14 @@ class Delivery:
         backend: Backend,
         journal: Path,
         cursor: Cursor,
+        session: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._backend = backend
         self._reader = JournalReader(journal, cursor.place)
         self._cursor = cursor
+        self._session = session
         self._clock = clock
         self._connected = False
         self._problem: str | None = None
@@ -118,6 +139,7 @@ class Delivery:
         """
         self._backend.write(())
         self._connected = True
+        ends.come_first()  # before the exit handlers that the tracker has just registered
 
     def start(self) -> None:
         """Begin to deliver in a thread of its own."""
@@ -225,7 +247,9 @@ class Delivery:
         """A batch that will never be taken: find the entries that are to blame."""
         if len(entries) > 1:
             return self._write_one_by_one(entries)
-        log.warning(f"{self.name} refused the entry of step {entries[0].step}: {error}")
+        log.warning(
+            f"{self.name} refused the entry of step {entries[0].step}: {redact_text(str(error))}"
+        )
         return 1
 
     def _write_one_by_one(self, entries: list[Entry]) -> int | None:
@@ -247,6 +271,7 @@ class Delivery:
             self._failed(f"the place in the journal cannot be kept: {error}")
 
     def _failed(self, problem: str) -> None:
+        problem = redact_text(problem)
         if self._problem is None:
             ending = "not tried again" if self._given_up else "tried again until it works"
             log.warning(
@@ -271,6 +296,12 @@ class Delivery:
         """Tell the tracker how the run ended and let it go."""
         try:
             self._backend.close(outcome)
+            if self._connected and self._problem is None:
+                self._cursor.end(self._session)
         except Exception as error:  # noqa: BLE001 - an end that cannot be told loses no point
-            self._problem = f"the end of the run could not be told: {error}"
+            self._problem = redact_text(f"the end of the run could not be told: {error}")
             log.warning(f"{self.name}: {self._problem}; `tokrate sync` tells it later")
+
+    def has_work(self, accepted: int) -> bool:
+        """Whether anything waits, be it only the end of the session."""
+        return self.stats(accepted).waiting > 0 or self._cursor.ended_session != self._session

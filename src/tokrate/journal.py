@@ -10,6 +10,7 @@ Python's `json` writes and reads them (`NaN`, `Infinity`), an extension of the J
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -37,11 +38,16 @@ class Place(NamedTuple):
 class Journal:
     """Writes a run's journal. One process at a time: the file is locked until `close`.
 
+    Args:
+        folder: The run's folder.
+        fsync: Wait after each line until the disk has it: safe from a power cut, and slow.
+
     Raises:
         JournalError: Another process writes it, or it cannot be opened.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, fsync: bool = False) -> None:
+        self._fsync = fsync
         self.path = folder / JOURNAL_NAME
         self._lock = FileLock(folder / "journal.lock", thread_local=False)
         try:
@@ -71,7 +77,9 @@ class Journal:
         written = os.write(self._file, data)
         if written != len(data):  # the disk is full: take the half line back
             os.ftruncate(self._file, self.place.offset)
-            raise OSError(28, os.strerror(28))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._fsync:
+            os.fsync(self._file)
         entries = self.place.entries + (line["kind"] == "entry")
         self.place = Place(self.place.offset + len(data), entries)
 

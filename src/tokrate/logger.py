@@ -5,7 +5,6 @@ log(record) ──► names, values ──► journal ──► (delivery thread
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from tokrate import ends
 from tokrate.delivery import Delivery, DeliveryStats
 from tokrate.errors import ConfigError, MetricNameError, TokrateError, ValueRefused
 from tokrate.journal import Journal
@@ -81,13 +81,13 @@ class Logger:
         self._left_out: Counter[str] = Counter()
         self._renamed: dict[str, str] = {}
         self._said: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entered when a signal arrives within a log call
         self._pid = os.getpid()
         self._report: LoggerStats | None = None
+        if journal is not None:
+            ends.watch(id(self), self.close)
         for delivery in self._deliveries:
             delivery.start()
-        if journal is not None:
-            atexit.register(self.close)
 
     # --- what a loop calls -----------------------------------------------------------------------
 
@@ -146,7 +146,8 @@ class Logger:
             returns the same.
         """
         if self._report is None and not self._idle():
-            self._close(_outcome(outcome))
+            found = _outcome(outcome)
+            self._close(ends.killed() or found if found == Outcome.FINISHED else found)
         return self.stats()
 
     def __enter__(self) -> Self:
@@ -158,7 +159,7 @@ class Logger:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close(outcome_of(error))
+        self.close(ends.outcome_of(error))
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -213,7 +214,7 @@ class Logger:
             log.warning(f"{name!s:.80} left out: {error} (said once, counted in stats())")
 
     def _close(self, outcome: Outcome) -> None:
-        atexit.unregister(self.close)
+        ends.unwatch(id(self))
         deadline = time.monotonic() + self._close_timeout_s
         for delivery in self._deliveries:
             delivery.begin_close(outcome, deadline)
@@ -250,18 +251,6 @@ class Logger:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state, journal=None)  # type: ignore[misc]
-
-
-def outcome_of(error: BaseException | None) -> Outcome:
-    """How a run ended that this exception ended (None: it came to its end)."""
-    if error is None:
-        return Outcome.FINISHED
-    if isinstance(error, KeyboardInterrupt):
-        return Outcome("killed", 130)
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        return Outcome("failed", code) if code else Outcome.FINISHED
-    return Outcome.FAILED
 
 
 def _outcome(outcome: Outcome | str | None) -> Outcome:

@@ -16,12 +16,14 @@ from tokrate.backends.base import BackendFactory
 from tokrate.backends.registry import check_options, find_backend
 from tokrate.config import BackendChoice, LoggerChoice, parse_logger, plain
 from tokrate.delivery import Cursor, Delivery
+from tokrate.errors import BackendError
 from tokrate.folder import check_run, open_folder
 from tokrate.journal import Journal
 from tokrate.logger import Logger
 from tokrate.names import MetricNames, parse_aliases
 from tokrate.ranks import RankLayout
 from tokrate.record import SCHEMA_VERSION
+from tokrate.redact import redact, redact_text
 from tokrate.run import RunInfo
 
 
@@ -36,6 +38,8 @@ def open_logger(
     aliases: str | Iterable[str] | Mapping[str, str] | None = None,
     strict: bool | None = None,
     close_timeout_s: float = 30.0,
+    redact_keys: Iterable[str] = (),
+    fsync: bool = False,
 ) -> Logger:
     """Open the run's journal and the backends that the `logger` key asks for.
 
@@ -53,6 +57,10 @@ def open_logger(
             a mapping of your own names to fields of the record.
         strict: True makes bad names, values and steps raise in `log_metrics`; for tests.
         close_timeout_s: Longest time that `close` may take, in seconds.
+        redact_keys: Words that name a secret in a configuration key, beside those of
+            `tokrate.redact`.
+        fsync: True makes each entry survive a power cut, too, at the price of a disk write for
+            each `log`. `kill -9` loses nothing either way.
 
     Raises:
         ConfigError: The key, an option, a name or a package is wrong.
@@ -62,7 +70,8 @@ def open_logger(
     """
     names = MetricNames(prefix, metrics, parse_aliases(aliases))
     choice = parse_logger(spec)
-    run = replace(check_run(run), config=plain(run.config or {}), tags=tuple(run.tags))
+    config = redact(plain(run.config or {}), redact_keys)
+    run = replace(check_run(run), config=config, tags=tuple(run.tags))
     factories = find_factories(choice)
     if not (ranks or RankLayout()).is_writer:
         return Logger(run=run, names=names, journal=None)
@@ -70,9 +79,10 @@ def open_logger(
     run = replace(run, folder=folder, prefix=prefix)
     journal: Journal | None = None
     try:
-        journal = Journal(folder)
-        deliveries = [make_delivery(*each, run, journal.path) for each in factories]
-        journal.append(_run_line(run, choice, names, journal.sessions + 1))
+        journal = Journal(folder, fsync=fsync)
+        session = journal.sessions + 1
+        deliveries = [make_delivery(*each, run, journal.path, session) for each in factories]
+        journal.append(_run_line(run, redact(choice_as_json(choice), redact_keys), names, session))
     except BaseException:
         if journal is not None:
             journal.close()
@@ -107,7 +117,7 @@ def find_factories(choice: LoggerChoice) -> list[tuple[BackendChoice, BackendFac
 
 
 def make_delivery(
-    backend: BackendChoice, factory: BackendFactory, run: RunInfo, journal: Path
+    backend: BackendChoice, factory: BackendFactory, run: RunInfo, journal: Path, session: int
 ) -> Delivery:
     """Open one backend and put its delivery at the place that earlier sessions reached.
 
@@ -116,10 +126,23 @@ def make_delivery(
         BackendError: The backend is required and cannot be reached.
     """
     cursor = Cursor(journal.parent / "cursors" / f"{cursor_name(backend.name)}.json")
-    delivery = Delivery(backend.name, factory(run, **backend.options), journal, cursor)
+    opened = factory(run, **backend.options)
+    delivery = Delivery(backend.name, opened, journal, cursor, session)
     if backend.required:
-        delivery.connect()
+        _connect(delivery)
     return delivery
+
+
+def _connect(delivery: Delivery) -> None:
+    try:
+        delivery.connect()
+    except BackendError as error:
+        # Not chained: what it came from may show the secret that is taken out here.
+        raise BackendError(
+            f"{delivery.name} is required and cannot be reached: {redact_text(str(error))}; "
+            "mend it, or leave out `required` to let entries wait in the journal",
+            retryable=error.retryable,
+        ) from None
 
 
 def cursor_name(backend: str) -> str:
@@ -127,8 +150,16 @@ def cursor_name(backend: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in backend)
 
 
+def choice_as_json(choice: LoggerChoice) -> dict[str, Any]:
+    """The `logger` key as the journal keeps it."""
+    backends = [
+        {"name": b.name, "options": b.options, "required": b.required} for b in choice.backends
+    ]
+    return {"logger": backends, "console": choice.console}
+
+
 def _run_line(
-    run: RunInfo, choice: LoggerChoice, names: MetricNames, session: int
+    run: RunInfo, choice: Mapping[str, Any], names: MetricNames, session: int
 ) -> dict[str, Any]:
     """What the journal says of a session: enough to deliver it from another machine."""
     from importlib.metadata import version  # not at import: `import tokrate` stays light
@@ -146,10 +177,7 @@ def _run_line(
         "prefix": names.prefix,
         "metrics": names.metrics,
         "aliases": dict(names.aliases),
-        "logger": [
-            {"name": b.name, "options": b.options, "required": b.required} for b in choice.backends
-        ],
-        "console": choice.console,
+        **choice,
         "tokrate": version("tokrate"),
         "python": platform.python_version(),
         "host": socket.gethostname(),

@@ -8,9 +8,10 @@ from typing import Any
 
 from tokrate.config import BackendChoice, LoggerChoice, parse_logger
 from tokrate.delivery import Delivery, DeliveryStats
-from tokrate.errors import JournalError
+from tokrate.errors import ConfigError, JournalError
 from tokrate.journal import JOURNAL_NAME, Journal, read_lines
 from tokrate.opening import find_factories, make_delivery
+from tokrate.redact import HIDDEN
 from tokrate.run import Outcome, RunInfo
 
 Progress = Callable[[str, DeliveryStats], None]
@@ -36,27 +37,42 @@ def sync_run(
     folder = folder.resolve()
     session = _last_session(folder / JOURNAL_NAME)
     choice = _choice_of(session) if spec is None else parse_logger(spec)
+    _check_nothing_is_hidden(choice)
     factories = find_factories(LoggerChoice(choice.backends, console=False))
     journal = Journal(folder)
     try:
         found = {}
         for backend, factory in factories:
-            delivery = make_delivery(backend, factory, _run_of(session, folder), journal.path)
-            found[backend.name] = _drain(delivery, journal, _outcome_of(session), progress)
+            run = _run_of(session, folder)
+            delivery = make_delivery(backend, factory, run, journal.path, session["session"])
+            if delivery.has_work(journal.place.entries):
+                _drain(delivery, journal, _outcome_of(session), progress)
+            found[backend.name] = delivery.stats(journal.place.entries)
         return found
     finally:
         journal.close()
 
 
+def _check_nothing_is_hidden(choice: LoggerChoice) -> None:
+    """Secrets are not in the journal, so an option that held one must be given again."""
+    for backend in choice.backends:
+        hidden = [name for name, value in backend.options.items() if HIDDEN in str(value)]
+        if hidden:
+            raise ConfigError(
+                f"{backend.name}: {', '.join(hidden)} held a secret, which the journal does not "
+                "keep: pass the options again, such as --logger "
+                f'\'{{"{backend.name}": {{"{hidden[0]}": "..."}}}}\''
+            )
+
+
 def _drain(
     delivery: Delivery, journal: Journal, outcome: Outcome, progress: Progress | None
-) -> DeliveryStats:
+) -> None:
     accepted = journal.place.entries
     while delivery.deliver_some():
         if progress is not None:
             progress(delivery.name, delivery.stats(accepted))
     delivery.finish(outcome)
-    return delivery.stats(accepted)
 
 
 def _last_session(journal: Path) -> dict[str, Any]:
