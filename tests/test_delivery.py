@@ -160,3 +160,18 @@ def test_damaged_cursor_delivers_again(tmp_path: Path, caplog: pytest.LogCapture
     sync_run(tmp_path / "a")
     assert read_tracker(tmp_path / "out")[0] == [0, 1, 2, 0, 1, 2]
     assert "from its first entry" in caplog.text
+
+
+def test_resume_voids_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    """Entries that waited when the run crashed are not delivered where the new session redoes them."""
+    (tmp_path / "out.down").touch()
+    first = open_logger(spec(tmp_path), run=RunInfo("a", id="x"), dir=tmp_path, close_timeout_s=0.1)
+    log_steps(first, range(1, 9))
+    first.close("failed")
+    (tmp_path / "out.down").unlink()
+    run = RunInfo("a", id="x", resume_step=5)
+    with open_logger(spec(tmp_path), run=run, dir=tmp_path) as second:
+        log_steps(second, range(6, 11))
+    stats = second.stats().backends["toys:FileTracker"]
+    assert read_tracker(tmp_path / "out")[0] == list(range(1, 11))
+    assert (stats.accepted, stats.delivered, stats.superseded, stats.waiting) == (13, 10, 3, 0)

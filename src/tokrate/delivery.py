@@ -12,14 +12,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokrate import ends
 from tokrate.backends.base import Backend, CountsLeftOut
 from tokrate.errors import BackendError
-from tokrate.journal import Batch, JournalReader, Place
+from tokrate.journal import Batch, JournalReader, Place, Resume
 from tokrate.redact import redact_text
 from tokrate.run import Entry, Outcome
 
@@ -44,6 +44,8 @@ class DeliveryStats:
     """Entries still to be delivered."""
     refused: int
     """Entries that the tracker will never take, or that could not be read."""
+    superseded: int
+    """Entries of an earlier session that a resumed one writes anew: they are not delivered."""
     values_left_out: Mapping[str, int]
     """Reason to number of values that the tracker cannot show, such as `{"inf": 3}`."""
     problem: str | None
@@ -57,6 +59,7 @@ class Cursor:
         self._path = path
         self.place = Place()
         self.refused = 0
+        self.superseded = 0
         self.ended_session = 0
         """Session whose end the tracker was told."""
         if path.exists():
@@ -64,14 +67,17 @@ class Cursor:
                 saved = json.loads(path.read_text())
                 self.place = Place(int(saved["offset"]), int(saved["entries"]))
                 self.refused = int(saved["refused"])
+                self.superseded = int(saved["superseded"])
                 self.ended_session = int(saved["ended_session"])
             except (ValueError, KeyError, TypeError):
                 # Better twice than never: trackers keep equal points once.
                 log.warning(f"{path} cannot be read; delivering the run from its first entry")
 
-    def move(self, place: Place, refused: int = 0) -> None:
+    def move(self, place: Place, refused: int = 0, superseded: int = 0) -> None:
         """Remember that everything before the place was dealt with; raises OSError."""
-        self.place, self.refused = place, self.refused + refused
+        self.place = place
+        self.refused += refused
+        self.superseded += superseded
         self._save()
 
     def end(self, session: int) -> None:
@@ -84,6 +90,7 @@ class Cursor:
             "offset": self.place.offset,
             "entries": self.place.entries,
             "refused": self.refused,
+            "superseded": self.superseded,
             "ended_session": self.ended_session,
         }
         self._path.parent.mkdir(exist_ok=True)
@@ -101,6 +108,7 @@ class Delivery:
         journal: The run's `journal.jsonl`.
         cursor: How far earlier sessions came.
         session: Number of the session that is being delivered.
+        resumes: Resumes that supersede entries of earlier sessions.
         clock: Returns seconds.
     """
 
@@ -111,11 +119,12 @@ class Delivery:
         journal: Path,
         cursor: Cursor,
         session: int = 1,
+        resumes: Sequence[Resume] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._backend = backend
-        self._reader = JournalReader(journal, cursor.place)
+        self._reader = JournalReader(journal, cursor.place, resumes)
         self._cursor = cursor
         self._session = session
         self._clock = clock
@@ -170,12 +179,14 @@ class Delivery:
             accepted: Entries in the journal.
         """
         done, refused = self._cursor.place.entries, self._cursor.refused
+        superseded = self._cursor.superseded
         left_out = self._backend.left_out if isinstance(self._backend, CountsLeftOut) else {}
         return DeliveryStats(
             accepted=accepted,
-            delivered=done - refused,
+            delivered=done - refused - superseded,
             waiting=max(0, accepted - done),
             refused=refused,
+            superseded=superseded,
             values_left_out=dict(left_out),
             problem=self._problem,
         )
@@ -215,7 +226,7 @@ class Delivery:
         except OSError as error:
             self._failed(f"the journal cannot be read: {error}")
             return False
-        if not batch.entries and not batch.unreadable and self._connected:
+        if batch.place.entries == self._reader.place.entries and self._connected:
             self._reader.place = batch.place
             return False
         refused = self._write(batch.entries)
@@ -265,7 +276,7 @@ class Delivery:
     def _move(self, batch: Batch, refused: int) -> None:
         self._reader.place = batch.place
         try:
-            self._cursor.move(batch.place, refused + batch.unreadable)
+            self._cursor.move(batch.place, refused + batch.unreadable, batch.superseded)
         except OSError as error:
             self._cursor.place = batch.place
             self._failed(f"the place in the journal cannot be kept: {error}")

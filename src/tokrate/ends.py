@@ -48,7 +48,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 def watch(key: int, close: Close) -> None:
     """Have `close` called when the process ends, whichever way."""
-    global _hooks  # noqa: PLW0603 - a process has one way to end, so one set of hooks
+    global _hooks
     with _lock:
         if not _open:
             _found.update(killed=None, ending=None)

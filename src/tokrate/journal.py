@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from tokrate.run import Entry
 JOURNAL_NAME = "journal.jsonl"
 CHUNK_BYTES = 1 << 20
 ENTRY_START = b'{"kind":"entry"'
+RUN_START = b'{"kind":"run"'
 
 
 class Place(NamedTuple):
@@ -33,6 +34,15 @@ class Place(NamedTuple):
 
     offset: int = 0
     entries: int = 0
+
+
+class Resume(NamedTuple):
+    """A session that goes on from a checkpoint: what came after that step is void."""
+
+    offset: int
+    """Place of the session's first line in the journal."""
+    step: int
+    """Step of the checkpoint."""
 
 
 class Journal:
@@ -64,8 +74,7 @@ class Journal:
                 "this process may write to; pass another dir="
             ) from error
         self._cut_torn_line()
-        self.place = Place(os.fstat(self._file).st_size, count_kind(self.path, "entry"))
-        self.sessions = count_kind(self.path, "run")
+        self.place, self.sessions, self.resumes = survey(self.path)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line with one `write`. Not for two threads at once.
@@ -73,7 +82,8 @@ class Journal:
         Raises:
             OSError: The disk is full, or gone; what was written of the line is cut off again.
         """
-        data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+        data = text.encode("utf-8", "surrogatepass") + b"\n"
         written = os.write(self._file, data)
         if written != len(data):  # the disk is full: take the half line back
             os.ftruncate(self._file, self.place.offset)
@@ -119,13 +129,27 @@ class Batch(NamedTuple):
     place: Place
     unreadable: int
     """Entry lines that are no entries (a foreign hand, a damaged disk)."""
+    superseded: int
+    """Entries that a later session wrote anew: it went on from an earlier checkpoint."""
 
 
 class JournalReader:
-    """Reads entries on from a place, while the journal is being written."""
+    """Reads entries on from a place, while the journal is being written.
 
-    def __init__(self, path: Path, place: Place = Place()) -> None:  # noqa: B008 - immutable
+    Args:
+        path: The journal.
+        place: Where to begin.
+        resumes: Resumes that may supersede entries, as `Journal.resumes` gives them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        place: Place = Place(),  # noqa: B008 - immutable
+        resumes: Sequence[Resume] = (),
+    ) -> None:
         self._path = path
+        self._resumes = resumes
         self.place = place
 
     def read(self, limit: int) -> Batch:
@@ -139,7 +163,7 @@ class JournalReader:
         """
         found: list[Entry] = []
         offset, entries = self.place
-        unreadable = 0
+        unreadable = superseded = 0
         with self._path.open("rb") as file:
             file.seek(offset)
             for raw in file:
@@ -150,12 +174,17 @@ class JournalReader:
                     continue
                 entries += 1
                 try:
-                    found.append(_entry(json.loads(raw)))
+                    entry = _entry(json.loads(raw))
                 except (ValueError, KeyError, TypeError):
                     unreadable += 1
+                    continue
+                if any(offset <= r.offset and entry.step > r.step for r in self._resumes):
+                    superseded += 1
+                    continue
+                found.append(entry)
                 if len(found) >= limit:
                     break
-        return Batch(found, Place(offset, entries), unreadable)
+        return Batch(found, Place(offset, entries), unreadable, superseded)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -182,11 +211,24 @@ def first_line(path: Path) -> dict[str, Any] | None:
     return next(read_lines(path), None) if path.exists() else None
 
 
-def count_kind(path: Path, kind: str) -> int:
-    """Number of lines of a kind; fast, since `kind` always stands first."""
-    start = b'{"kind":"' + kind.encode() + b'"'
+def survey(path: Path) -> tuple[Place, int, list[Resume]]:
+    """The end of a journal, the number of its sessions, and their resumes.
+
+    Fast, since `kind` always stands first: only the first line of each session is parsed.
+    """
+    offset = entries = sessions = 0
+    resumes = []
     with path.open("rb") as file:
-        return sum(line.startswith(start) for line in file)
+        for raw in file:
+            if raw.startswith(ENTRY_START):
+                entries += 1
+            elif raw.startswith(RUN_START):
+                sessions += 1
+                step = (_parse(raw) or {}).get("resume_step")
+                if isinstance(step, int):
+                    resumes.append(Resume(offset, step))
+            offset += len(raw)
+    return Place(offset, entries), sessions, resumes
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

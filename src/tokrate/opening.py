@@ -18,7 +18,7 @@ from tokrate.config import BackendChoice, LoggerChoice, parse_logger, plain
 from tokrate.delivery import Cursor, Delivery
 from tokrate.errors import BackendError
 from tokrate.folder import check_run, open_folder
-from tokrate.journal import Journal
+from tokrate.journal import Journal, Resume
 from tokrate.logger import Logger
 from tokrate.names import MetricNames, parse_aliases
 from tokrate.ranks import RankLayout
@@ -81,7 +81,9 @@ def open_logger(
     try:
         journal = Journal(folder, fsync=fsync)
         session = journal.sessions + 1
-        deliveries = [make_delivery(*each, run, journal.path, session) for each in factories]
+        if run.resume_step is not None:
+            journal.resumes.append(Resume(journal.place.offset, run.resume_step))
+        deliveries = [make_delivery(*each, run, journal, session) for each in factories]
         journal.append(_run_line(run, redact(choice_as_json(choice), redact_keys), names, session))
     except BaseException:
         if journal is not None:
@@ -117,7 +119,11 @@ def find_factories(choice: LoggerChoice) -> list[tuple[BackendChoice, BackendFac
 
 
 def make_delivery(
-    backend: BackendChoice, factory: BackendFactory, run: RunInfo, journal: Path, session: int
+    backend: BackendChoice,
+    factory: BackendFactory,
+    run: RunInfo,
+    journal: Journal,
+    session: int,
 ) -> Delivery:
     """Open one backend and put its delivery at the place that earlier sessions reached.
 
@@ -125,9 +131,10 @@ def make_delivery(
         ConfigError: A value of an option is wrong.
         BackendError: The backend is required and cannot be reached.
     """
-    cursor = Cursor(journal.parent / "cursors" / f"{cursor_name(backend.name)}.json")
+    name = f"{cursor_name(backend.name)}.json"
+    cursor = Cursor(journal.path.parent / "cursors" / name)
     opened = factory(run, **backend.options)
-    delivery = Delivery(backend.name, opened, journal, cursor, session)
+    delivery = Delivery(backend.name, opened, journal.path, cursor, session, journal.resumes)
     if backend.required:
         _connect(delivery)
     return delivery

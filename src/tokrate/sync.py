@@ -44,7 +44,7 @@ def sync_run(
         found = {}
         for backend, factory in factories:
             run = _run_of(session, folder)
-            delivery = make_delivery(backend, factory, run, journal.path, session["session"])
+            delivery = make_delivery(backend, factory, run, journal, session["session"])
             if delivery.has_work(journal.place.entries):
                 _drain(delivery, journal, _outcome_of(session), progress)
             found[backend.name] = delivery.stats(journal.place.entries)
