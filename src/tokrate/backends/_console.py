@@ -1,7 +1,7 @@
 """Shows records in the terminal: one aligned line each, and a live line below while waiting.
 
-        step    active tok/s       raw tok/s  padded  masked    wait   window
-          50          41,234          98,765   57.9%    0.3%    1.2%    2.10s  loss 2.314
+        step active tok/s   raw tok/s  padded  masked   wait  window
+          50       41,234      98,765   57.9%    0.3%   1.2%   2.10s  loss 2.314
     ⠹ packed · step 57 · loss 2.298 · 0:00:04 since the last record
 
 Everything goes to standard error: standard output belongs to the training script.
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from tokrate.backends.base import Entry, Outcome
@@ -23,6 +24,7 @@ from tokrate.run import RunInfo
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+    from rich.spinner import Spinner
     from rich.text import Text
 
 HEADER_EVERY = 25
@@ -44,13 +46,9 @@ def _tokens_per_second(value: float | None) -> str:
     """A rate with thousands marked, or with a unit where the digits would burst the column."""
     if value is None:
         return UNKNOWN
-    if value < 1e9:
+    if round(value) < 10**9:
         return f"{value:,.0f}"
-    for unit in ("G", "T"):
-        value /= 1e3 if unit == "T" else 1e9
-        if value < 1e3:
-            return f"{value:.3f}{unit}"
-    return f"{value:.4g}T"
+    return f"{value / 1e9:.3f}G" if value < 1e12 else f"{value / 1e12:.3f}T"
 
 
 def _share(value: float | None) -> str:
@@ -62,15 +60,15 @@ def _seconds(value: float) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("step", 9, lambda r: str(r.step)),
-    Column("active tok/s", 14, lambda r: _tokens_per_second(r.active_tps)),
-    Column("raw tok/s", 13, lambda r: _tokens_per_second(r.raw_tps)),
+    Column("step", 8, lambda r: str(r.step)),
+    Column("active tok/s", 13, lambda r: _tokens_per_second(r.active_tps)),
+    Column("raw tok/s", 12, lambda r: _tokens_per_second(r.raw_tps)),
     Column("padded", 8, lambda r: _share(r.padded_frac)),
     Column("masked", 8, lambda r: _share(r.masked_frac)),
     Column("wait", 7, lambda r: _share(r.data_wait_frac)),
-    Column("window", 9, lambda r: _seconds(r.elapsed_s)),
+    Column("window", 8, lambda r: _seconds(r.elapsed_s)),
 )
-"""Together 68 characters: it fits 80 columns with a word to spare."""
+"""Together 64 characters: 80 columns have room for the loss as well."""
 
 
 def format_header() -> str:
@@ -86,7 +84,7 @@ def format_record(record: ThroughputRecord) -> str:
 
 def format_metrics(metrics: Mapping[str, int | float]) -> str:
     """Metrics that belong to no record, as `loss 2.314  lr 0.0001`."""
-    return "  ".join(f"{_short(key)} {value:.4g}" for key, value in metrics.items())
+    return "  ".join(f"{_short(key)} {_number(value)}" for key, value in metrics.items())
 
 
 class ConsoleBackend:
@@ -105,6 +103,7 @@ class ConsoleBackend:
         self._live_wanted = live
         self._console: Console | None = None
         self._live: Live | None = None
+        self._spinner: Spinner | None = None
         self._loose: dict[str, int | float] = {}
         self._step = 0
         self._lines = 0
@@ -130,7 +129,9 @@ class ConsoleBackend:
             if live is not None:
                 live.stop()
             if console is not None and self._loose:
-                self._print(console, f"{self._step:>9}  {format_metrics(self._loose)}")
+                self._print(
+                    console, f"{self._step:>{COLUMNS[0].width}}  {format_metrics(self._loose)}"
+                )
                 self._loose.clear()
         except (OSError, ValueError) as error:
             raise BackendError(
@@ -141,7 +142,7 @@ class ConsoleBackend:
         if self._console is None:
             from rich.console import Console
 
-            self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+            self._console = Console(stderr=True, highlight=False)
         return self._console
 
     def _show(self, console: Console, entry: Entry) -> None:
@@ -163,7 +164,7 @@ class ConsoleBackend:
         text = Text(format_record(record), style="dim" if record.warmup else "")
         room = console.width - len(text) - 1 if console.is_terminal else None
         for key, value in self._loose.items():
-            extra = f"  {_short(key)} {value:.4g}"
+            extra = f"  {format_metrics({key: value})}"
             if room is not None and (room := room - len(extra)) < 0:
                 break
             text.append(extra, style="dim")
@@ -201,18 +202,19 @@ class ConsoleBackend:
         terminal = console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty()
         return terminal or bool(self._live_wanted and console.is_terminal)
 
-    def _status(self) -> Any:
+    def _status(self) -> Spinner:
         """What the live line shows; called by rich's own thread several times a second."""
         from rich.spinner import Spinner
 
-        if not hasattr(self, "_spinner"):
+        if self._spinner is None:
             self._spinner = Spinner("dots")
         since_s = int(time.monotonic() - self._last_record_s)
         parts = [self._run.name, f"step {self._step}"]
         loose = dict(self._loose)
         if loose:
             parts.append(format_metrics(loose))
-        parts.append(f"{since_s // 3600}:{since_s // 60 % 60:02}:{since_s % 60:02} since a record")
+        what = "since the last record" if self._lines else "without a record"
+        parts.append(f"{since_s // 3600}:{since_s // 60 % 60:02}:{since_s % 60:02} {what}")
         self._spinner.update(text=_dim(" · ".join(parts)))
         return self._spinner
 
@@ -226,6 +228,12 @@ def _dim(line: str) -> Text:
 def _short(key: str) -> str:
     """A key without the group before its last slash: the line is narrow."""
     return key.rsplit("/", 1)[-1]
+
+
+def _number(value: int | float) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value}" if abs(value) < 10**9 else f"{Decimal(value):.4g}"
 
 
 def _busy_tqdm() -> Any:

@@ -80,7 +80,6 @@ class MLflowBackend:
             for start in range(0, len(metrics), METRICS_PER_CALL):
                 batch = metrics[start : start + METRICS_PER_CALL]
                 self._store.log_batch(target.run_id, batch, [], [])
-            self._check_database()
             self.left_out += left_out
         if entries:
             self._last_time_ms = entries[-1].time_unix_ms
@@ -116,14 +115,11 @@ class MLflowBackend:
 
         return put
 
-    def _check_database(self) -> None:
-        """Writing into a database file that was removed succeeds and is lost: look for it."""
-        database = sqlite_path(self._uri)
-        if database is not None and not database.exists():
-            self._store.engine.dispose()
-            raise FileNotFoundError(f"the database {database} was removed")
-
     def _forget(self) -> None:
+        """Begin anew next time; a database may have been removed or replaced under its pool."""
+        engine = getattr(self._store, "engine", None)
+        if engine is not None:
+            engine.dispose()
         self._store, self._target = None, None
 
     @contextmanager
@@ -143,7 +139,8 @@ class MLflowBackend:
             ) from error
         except Exception as error:
             self._forget()
-            message = f"mlflow: {what} failed at {_shown(self._uri)}: {_first_line(error)}"
+            reason = _reason(error).replace(self._uri, _shown(self._uri))
+            message = f"mlflow: {what} failed at {_shown(self._uri)}: {reason}"
             raise BackendError(message, retryable=may_pass(error)) from error
 
 
@@ -214,8 +211,10 @@ def _shown(uri: str) -> str:
     return f"{before.partition('://')[0]}://…@{after}" if at else uri
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _reason(error: Exception) -> str:
+    """What went wrong, in a line; of a database error what the database itself said."""
+    said = getattr(error.__cause__, "orig", None) or error
+    return next(iter(str(said).strip().splitlines()), type(error).__name__)
 
 
 def _check_text(option: str, value: object, *, optional: bool = False) -> None:

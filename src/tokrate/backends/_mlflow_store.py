@@ -115,7 +115,8 @@ def _server_store(tracking_uri: str, timeout_s: float) -> Any:
             )
             return answer
 
-    return ImpatientStore(partial(get_default_host_creds, tracking_uri))
+    make_store: Any = ImpatientStore  # mlflow's own signature has no types
+    return make_store(partial(get_default_host_creds, tracking_uri))
 
 
 def put_artifact(store: Any, artifact_uri: str, name: str, text: str, timeout_s: float) -> None:

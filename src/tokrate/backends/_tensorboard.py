@@ -58,7 +58,8 @@ class TensorBoardBackend:
             self._file.append(events)
             self.left_out += left_out
         except OSError as error:
-            self._drop_file()
+            if self._file is not None and not self._file.is_whole():
+                self._drop_file()
             raise BackendError(
                 f"tensorboard: cannot write event files in {self._folder}: {error}",
                 retryable=True,
@@ -100,6 +101,7 @@ class EventFile:
             self.append([Event(wall_time=now_ns / 1e9, file_version="brain.Event:2")])
         except OSError:
             self.close()
+            self._path.unlink(missing_ok=True)
             raise
 
     def append(self, events: Iterable[Event]) -> None:
@@ -116,15 +118,26 @@ class EventFile:
             records.write(event.SerializeToString())
         try:
             self._write(buffer.getbuffer())
-            # Writing to a removed file succeeds and is lost; only its name tells.
-            if self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino:
-                raise FileNotFoundError(f"{self._path} was replaced")
+            if not self._is_in_place():  # writing to a removed file succeeds, and is lost
+                raise FileNotFoundError(f"{self._path} was removed or replaced")
         except OSError:
             self._undo()
             raise
         self._good_bytes += buffer.tell()
 
+    def is_whole(self) -> bool:
+        """Whether the file is in its place and ends where the last good `append` ended."""
+        in_place = self._is_in_place()
+        return in_place and os.fstat(self._file.fileno()).st_size == self._good_bytes
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
     def close(self) -> None:
+        """Let the file go."""
         self._file.close()
 
     def _write(self, data: memoryview) -> None:
@@ -136,6 +149,7 @@ class EventFile:
         # Where this fails too, readers stop at the torn record and go on with the next file.
         with contextlib.suppress(OSError):
             self._file.truncate(self._good_bytes)
+            self._file.seek(self._good_bytes)
 
 
 def _events(entries: Sequence[Entry]) -> tuple[list[Event], Counter[str]]:
@@ -176,25 +190,46 @@ def _greeting(run: RunInfo) -> list[Event]:
         # Readers drop all points from this step on. The point of the checkpoint's step stays.
         start = SessionLog(status=SessionLog.START)
         events.append(Event(wall_time=time.time(), step=run.resume_step + 1, session_log=start))
-    facts = Summary(value=[_text("run/text_summary", _facts(run))])
-    events.append(Event(wall_time=time.time(), step=run.resume_step or 0, summary=facts))
+    values = [
+        _value("run/text_summary", "text", _facts(run).encode(), dims=[1]),
+        _value("custom_scalars__config__", "custom_scalars", _layout(run.prefix), dims=[]),
+    ]
+    summary = Summary(value=values)
+    events.append(Event(wall_time=time.time(), step=run.resume_step or 0, summary=summary))
     return events
 
 
-def _text(tag: str, markdown: str) -> Summary.Value:
-    """A text summary, by hand: TensorBoard's own helper imports TensorFlow."""
+def _value(tag: str, plugin: str, content: bytes, dims: Sequence[int]) -> Summary.Value:
+    """What a page of TensorBoard shows, by hand: its own helpers import TensorFlow."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING
 
-    tensor = TensorProto(
-        dtype=DT_STRING,
-        string_val=[markdown.encode()],
-        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in dims])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[content], tensor_shape=shape)
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
+    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def _layout(prefix: str) -> bytes:
+    """The page "custom scalars": both rates in one chart, and both shares in another."""
+    from tensorboard.plugins.custom_scalar.layout_pb2 import (
+        Category,
+        Chart,
+        Layout,
+        MultilineChartContent,
     )
-    plugin = SummaryMetadata.PluginData(plugin_name="text")
-    return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
+
+    charts = {
+        "tokens per second": ["active_tps", "raw_tps"],
+        "share of raw tokens": ["padded_frac", "masked_frac"],
+    }
+    chart = [
+        Chart(title=title, multiline=MultilineChartContent(tag=[f"^{prefix}/{n}$" for n in names]))
+        for title, names in charts.items()
+    ]
+    return bytes(Layout(category=[Category(title=prefix, chart=chart)]).SerializeToString())
 
 
 def _facts(run: RunInfo) -> str:
@@ -213,6 +248,6 @@ def _fits_float32(number: int | float) -> bool:
     """Whether float32 can tell the number from infinity (which would be another value)."""
     try:
         struct.pack("<f", number)
-    except OverflowError:
+    except (OverflowError, struct.error):  # the latter for a whole number beyond float64
         return False
     return True

@@ -1,6 +1,6 @@
 """The seam between delivery and the trackers: everything a backend must do.
 
-    journal ──► delivery ──► Backend.write(entries) ──► tracker
+journal ──► delivery ──► Backend.write(entries) ──► tracker
 """
 
 from __future__ import annotations

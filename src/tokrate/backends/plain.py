@@ -30,7 +30,9 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of `plain(config)` under dotted keys: `{"a": {"b": 1}}` gives `{"a.b": 1}`."""
-    return dict(_leaves(plain(config), ""))
+    return {
+        key: leaf for name, value in plain(config).items() for key, leaf in _leaves(value, name)
+    }
 
 
 def _structure(value: Any, depth: int) -> Any:
@@ -76,6 +78,6 @@ def _text(value: Any) -> str:
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else key)
-    elif path:
+            yield from _leaves(item, f"{path}.{key}")
+    else:
         yield path, value
