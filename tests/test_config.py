@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from tokrate.config import BackendChoice, LoggerChoice, parse_logger, plain
+from tokrate.config import BackendChoice, LoggerChoice, parse_logger
 from tokrate.errors import ConfigError
 
 TENSORBOARD = BackendChoice("tensorboard")
@@ -82,29 +78,10 @@ def test_refused_forms(spec: Any, words: str) -> None:
         parse_logger(spec)
 
 
-def test_plain_values() -> None:
-    """Any configuration becomes dicts, lists, strings and numbers."""
-
-    @dataclass
-    class Optimizer:
-        lr: float = 0.1
-        betas: tuple[float, float] = (0.9, 0.99)
-
-    found = plain(
-        {
-            "optimizer": Optimizer(),
-            "args": argparse.Namespace(path=Path("a") / "b"),
-            3: np.float32(0.5),
-            "array": np.arange(2),
-            "set": {1},
-            "kind": int,
-        }
-    )
-    assert found == {
-        "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]},
-        "args": {"path": "a/b"},
-        "3": 0.5,
-        "array": [0, 1],
-        "set": [1],
-        "kind": "<class 'int'>",
-    }
+def test_options_keep_their_objects() -> None:
+    """An option may be any object, such as a client that is connected already."""
+    client = object()
+    spec = {"my.pkg:Backend": {"client": client, "hosts": OmegaConf.create(["a"])}}
+    options = parse_logger(spec).backends[0].options
+    assert options["client"] is client
+    assert type(options["hosts"]) is list

@@ -1,11 +1,9 @@
-"""The `logger` key in every form that people write it, and plain values from any configuration."""
+"""The `logger` key in every form that people write it."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokrate.errors import ConfigError
@@ -87,30 +85,17 @@ def _choice(name: str, options: Any) -> BackendChoice:
             f"logger: {name}: {options!r}: expected a mapping of options "
             f"({{{name}: {{option: value}}}}), or nothing; to leave a backend out, do not name it"
         )
-    options = plain(options)
+    options = _unwrapped(options)
     required = options.pop("required", False)
     if not isinstance(required, bool):
         raise ConfigError(f"logger: {name}: required: {required!r}: expected true or false")
     return BackendChoice(_name(name), options, required)
 
 
-def plain(value: Any) -> Any:
-    """The value in dicts, lists, strings and numbers only; what has no such form, as its `str`.
-
-    Takes OmegaConf nodes (interpolations resolved), dataclasses, argparse namespaces, numpy values.
-    """
-    if value is None or type(value) in (bool, int, float, str):
-        return value
+def _unwrapped(value: Any) -> Any:
+    """Dicts and lists instead of configuration nodes; what they hold stays the object it is."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, argparse.Namespace):
-        return plain(vars(value))
-    if isinstance(value, str | bytes | PurePath):
-        return str(value)
-    if isinstance(value, Sequence | Set):
-        return [plain(item) for item in value]
-    if callable(tolist := getattr(value, "tolist", None)):  # numpy and torch
-        return tolist()
-    return str(value)
+        return {str(key): _unwrapped(value[key]) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | tuple):
+        return [_unwrapped(item) for item in value]
+    return value

@@ -14,13 +14,14 @@ from typing import Any
 
 from tokrate.backends.base import BackendFactory
 from tokrate.backends.registry import check_options, find_backend
-from tokrate.config import BackendChoice, LoggerChoice, parse_logger, plain
+from tokrate.config import BackendChoice, LoggerChoice, parse_logger
 from tokrate.delivery import Cursor, Delivery
 from tokrate.errors import BackendError
 from tokrate.folder import check_run, open_folder
 from tokrate.journal import Journal, Resume
 from tokrate.logger import Logger
 from tokrate.names import MetricNames, parse_aliases
+from tokrate.plain import plain
 from tokrate.ranks import RankLayout
 from tokrate.record import SCHEMA_VERSION
 from tokrate.redact import redact, redact_text
@@ -160,7 +161,8 @@ def cursor_name(backend: str) -> str:
 def choice_as_json(choice: LoggerChoice) -> dict[str, Any]:
     """The `logger` key as the journal keeps it."""
     backends = [
-        {"name": b.name, "options": b.options, "required": b.required} for b in choice.backends
+        {"name": b.name, "options": plain(b.options), "required": b.required}
+        for b in choice.backends
     ]
     return {"logger": backends, "console": choice.console}
 

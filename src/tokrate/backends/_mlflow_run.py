@@ -22,8 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tokrate.backends.plain import flat, plain
 from tokrate.errors import BackendError
+from tokrate.plain import flat, plain
 from tokrate.run import RunInfo
 
 LONGEST_KEY = 250

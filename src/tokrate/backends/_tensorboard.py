@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokrate.backends.base import Entry, Outcome
-from tokrate.backends.plain import flat
 from tokrate.errors import BackendError, ConfigError
+from tokrate.plain import flat
 from tokrate.run import RunInfo
 
 if TYPE_CHECKING:

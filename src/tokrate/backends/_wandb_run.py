@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tokrate.backends.plain import plain
+from tokrate.plain import plain
 from tokrate.run import RunInfo
 
 FLUSH_S = 1.0

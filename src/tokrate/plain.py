@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
@@ -40,6 +41,8 @@ def _structure(value: Any, depth: int) -> Any:
         return _text(value)
     if is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {str(key): plain(_item(value, key), depth + 1) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):

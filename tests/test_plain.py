@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from tokrate.backends.plain import flat, plain
+from tokrate.plain import flat, plain
 from tokrate.testing.points import HOSTILE_CONFIG
 
 
