@@ -1,5 +1,6 @@
 """How fast you really train: one honest tokens-per-second record for every tracker."""
 
+from tokrate.collate import CountingCollator
 from tokrate.counting import TokenCounts, count_tokens
 from tokrate.errors import TokrateError
 from tokrate.logger import Logger, LoggerStats
@@ -11,6 +12,7 @@ from tokrate.run import Outcome, RunInfo
 
 __version__ = "0.1.0"
 __all__ = [
+    "CountingCollator",
     "Logger",
     "LoggerStats",
     "Outcome",

@@ -25,6 +25,11 @@ class Sums(NamedTuple):
     """Active targets on padded slots, as far as they were looked for."""
     lost: int = 0
     """Batches that could not be counted at all."""
+    checksum: int = 0
+    """Of this rank's first batch; 0 when there was none, or none was asked for."""
+
+
+UNKNOWN, LOST, CHECKSUM = (Sums._fields.index(n) for n in ("unknown", "lost", "checksum"))
 
 
 class Accumulator:
@@ -38,18 +43,24 @@ class Accumulator:
         """Add one batch; counts on a device are added there, without a synchronisation."""
         values = (tally.raw, tally.active, tally.padded, None, tally.contradictions)
         for place, value in enumerate(values):
-            if value is None:
-                continue
-            if is_tensor(value):
-                self._sums_on(value.device)[place] += value
-            else:
-                self._host[place] += value
+            if value is not None:
+                self._add_at(place, value)
         if tally.padded is None:
-            self._host[3] += tally.raw
+            self._host[UNKNOWN] += tally.raw
 
     def lose(self) -> None:
         """Note a batch that could not be counted."""
-        self._host[5] += 1
+        self._host[LOST] += 1
+
+    def mark(self, checksum: Any) -> None:
+        """Note the checksum of the first batch, an int or a 0-d int64 tensor."""
+        self._add_at(CHECKSUM, checksum)
+
+    def _add_at(self, place: int, value: Any) -> None:
+        if is_tensor(value):
+            self._sums_on(value.device)[place].add_(value)  # `+=` would copy the sum back as well
+        else:
+            self._host[place] += value
 
     def _sums_on(self, device: Any) -> Any:
         if device not in self._device:

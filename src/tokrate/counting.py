@@ -261,7 +261,8 @@ def _pad_runs(
     real = (ids != pad_id) | targets
     if labels_aligned and "labels" in arrays:
         # Labels that the collator shifted: the token after a target is what it predicts, so real.
-        real[..., 1:] |= targets[..., :-1] & (arrays["labels"][..., :-1] == ids[..., 1:])
+        behind = real[..., 1:]
+        behind |= targets[..., :-1] & (arrays["labels"][..., :-1] == ids[..., 1:])
     length = real.shape[-1]
     rows = real.reshape(-1, length) if length else real.reshape(0, 1)
     if is_tensor(rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 Batch = TypeVar("Batch")
 
@@ -14,6 +14,7 @@ class Lap(NamedTuple):
 
     now: float
     elapsed_s: float
+    """Negative when the clock ran backwards."""
     paused_s: float
     data_wait_s: float | None
 
@@ -59,7 +60,9 @@ class Stopwatch:
         """What passed so far, without ending the window."""
         now = self.clock()
         paused_s = self._paused_s + (now - self._phase_began if self.paused else 0.0)
-        return Lap(now, now - self._began - paused_s, paused_s, self._wait_s)
+        elapsed_s = now - self._began - paused_s
+        # A clock that ran backwards within a phase must not turn into time of training.
+        return Lap(now, elapsed_s if paused_s >= 0 else paused_s, paused_s, self._wait_s)
 
     def waited(self, seconds: float) -> None:
         """Add time that training spent waiting for data; not counted inside a phase."""
@@ -68,18 +71,30 @@ class Stopwatch:
 
 
 class WatchedLoader(Generic[Batch]):
-    """A loader whose batches come through unchanged, while the wait for each is measured."""
+    """A loader whose batches come through, while the wait for each is measured.
 
-    def __init__(self, loader: Iterable[Batch], stopwatch: Stopwatch) -> None:
+    Args:
+        loader: Any iterable of batches.
+        stopwatch: What the wait is added to.
+        receive: Takes each batch as it came and returns what the loop is handed.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        stopwatch: Stopwatch,
+        receive: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
         self._loader = loader
         self._stopwatch = stopwatch
+        self._receive = receive
 
     def __iter__(self) -> Iterator[Batch]:
         clock = self._stopwatch.clock
         before = clock()
         for batch in self._loader:
             self._stopwatch.waited(clock() - before)
-            yield batch
+            yield self._receive(batch)
             before = clock()
 
     def __len__(self) -> int:

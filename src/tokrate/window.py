@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from tokrate.counting import contradiction, target_on_padding
 
@@ -35,6 +35,31 @@ REPORT_INTEGERS = 8
 """The first fields of a report are whole numbers, the rest are seconds."""
 
 
+class Reports(NamedTuple):
+    """The reports of all ranks by column, each in rank order.
+
+    Columns, since at 16,384 ranks building and adding up rows takes five times as long
+    (docs/explanation/scale.md). The fields are those of `Report`.
+    """
+
+    raw: Sequence[int]
+    active: Sequence[int]
+    padded: Sequence[int]
+    unknown: Sequence[int]
+    wrong: Sequence[int]
+    lost: Sequence[int]
+    checksum: Sequence[int]
+    step: Sequence[int]
+    elapsed_s: Sequence[float]
+    paused_s: Sequence[float]
+    data_wait_s: Sequence[float]
+
+    @classmethod
+    def of(cls, reports: Iterable[Report]) -> Self:
+        """The columns of some rows."""
+        return cls(*zip(*reports, strict=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """One window over all ranks."""
@@ -43,6 +68,7 @@ class Window:
     active: int
     padded: int | None
     elapsed_s: float
+    """The slowest rank's; that of the rank whose clock ran backwards, if one did."""
     paused_s: float
     data_wait_s: float | None
     rank_imbalance: float | None
@@ -68,45 +94,59 @@ class Window:
         return (self.raw - self.active - self.padded) / self.raw
 
 
-def combine(reports: Sequence[Report], replicas: int) -> Window:
+def combine(reports: Reports | Iterable[Report], replicas: int) -> Window:
     """Add up what the ranks counted; time is the slowest rank's.
 
     Args:
         reports: One per rank.
         replicas: How many ranks counted the same tokens.
     """
-    raw, active, padded, unknown, wrong, lost = (
-        sum(column) for column in zip(*(report[:6] for report in reports), strict=True)
-    )
+    columns = reports if isinstance(reports, Reports) else Reports.of(reports)
+    raw, active, padded, unknown, wrong, lost = (sum(column) for column in columns[:6])
     problem = None
     if wrong:
         problem = target_on_padding(wrong, raw)
     elif active + padded > raw or padded < 0:
         problem = contradiction(raw, active, padded)
-    wait_s = max(report.data_wait_s for report in reports)
+    first_s, last_s = min(columns.elapsed_s), max(columns.elapsed_s)
+    wait_s = max(columns.data_wait_s)
     known = not (unknown or lost or problem)
     return Window(
         raw=raw // replicas,
         active=active // replicas,
         padded=padded // replicas if known else None,
-        elapsed_s=max(report.elapsed_s for report in reports),
-        paused_s=max(report.paused_s for report in reports),
+        elapsed_s=first_s if first_s < 0 else last_s,
+        paused_s=max(columns.paused_s),
         data_wait_s=None if wait_s < 0 else wait_s,
-        rank_imbalance=max(r.raw for r in reports) * len(reports) / raw if raw else None,
+        rank_imbalance=max(columns.raw) * len(columns.raw) / raw if raw else None,
         lost=lost,
         problem=problem,
     )
 
 
-def same_batches(reports: Sequence[Report], replicas: int) -> list[list[int]]:
+# --- what only shows when all ranks are looked at ------------------------------------------------
+
+
+def same_batches(checksums: Sequence[int], replicas: int) -> list[list[int]]:
     """Groups of ranks whose first batch was the same although that was not declared.
 
     Args:
-        reports: One per rank, in rank order.
+        checksums: One per rank, in rank order; 0 where there is none.
         replicas: How many ranks may share a batch.
     """
+    return [same for same in _by_batch(checksums) if len(same) > replicas]
+
+
+def lone_batches(checksums: Sequence[int], replicas: int) -> list[list[int]]:
+    """Groups of fewer ranks than were declared to share a batch; none while one rank is silent."""
+    if replicas == 1 or not all(checksums):
+        return []
+    return [same for same in _by_batch(checksums) if len(same) < replicas]
+
+
+def _by_batch(checksums: Sequence[int]) -> list[list[int]]:
     ranks: dict[int, list[int]] = {}
-    for rank, report in enumerate(reports):
-        if report.checksum:
-            ranks.setdefault(report.checksum, []).append(rank)
-    return [same for same in ranks.values() if len(same) > replicas]
+    for rank, checksum in enumerate(checksums):
+        if checksum:
+            ranks.setdefault(checksum, []).append(rank)
+    return list(ranks.values())
