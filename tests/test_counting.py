@@ -120,6 +120,24 @@ def test_mask_of_any_type(dtype: torch.dtype) -> None:
     assert count_tokens([[5, 6, -100]], attention_mask=mask, labels_aligned=True).padded == 1
 
 
+def test_unused_pad_id_asks_nothing() -> None:
+    """A pad token of the run does not make the ids matter where a mask decides."""
+    counts = count_tokens(
+        [[1, 2]],
+        input_ids=[[1, 2, 3]],
+        pad_id=0,
+        attention_mask=[[1, 1]],
+        raw=5,
+        labels_aligned=True,
+    )
+    assert counts == TokenCounts(5, 2, 0)
+
+
+def test_empty_tensor_has_no_type_of_its_own() -> None:
+    """`torch.tensor([])` is float; a rank without tokens may well pass it."""
+    assert count_tokens(torch.tensor([])).raw == 0
+
+
 def test_raw_given_for_a_second_sequence() -> None:
     """`raw` counts slots that no array shows, such as image patches or an encoder's input."""
     counts = count_tokens([[5, 6]], input_ids=[[1, 2, 3]], raw=5, labels_aligned=True)
@@ -159,6 +177,14 @@ def test_large_counts_are_exact() -> None:
         ({"labels": [1, 2], "cu_seqlens": []}, "documents"),
         ({"labels": [1, 2], "cu_seqlens": [0, 1], "labels_aligned": True}, "at once"),
         ({"labels": [[1, 2, 3]], "raw": 1}, "do not fit"),
+        ({"labels": [1, 2], "cu_seqlens": [0.0, 2.5]}, "expected whole numbers"),
+        ({"labels": [1, 2], "ignore_index": None}, "ignore_index=None"),
+        ({"labels": [1, 2], "input_ids": [1, 2], "pad_id": "<pad>"}, "pad_id='<pad>'"),
+        ({"labels": torch.tensor([[1, 2]]).to_sparse()}, "sparse"),
+        (
+            {"labels": torch.tensor([1, 2]), "cu_seqlens": torch.tensor([0, 2]).to("meta")},
+            "lies on",
+        ),
         ({"labels": [[1, 2, 3]], "raw": 2.5}, "no whole number"),
     ],
 )

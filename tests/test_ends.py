@@ -177,8 +177,10 @@ logger.log_metrics({"loss": 2.0}, step=50)
 def test_children_of_a_fork_can_be_terminated(tmp_path: Path) -> None:
     """SIGTERM to a forked worker ends that worker alone, with the usual status."""
     end = """
+heard, said = os.pipe()
 if (child := os.fork()) == 0:
-    print("ready", flush=True); signal.pause()
+    os.write(said, b"ready"); signal.pause()
+os.read(heard, 5)  # a signal that arrives within fork itself would be lost
 os.kill(child, signal.SIGTERM)
 print(os.waitpid(child, 0)[1], flush=True)
 """

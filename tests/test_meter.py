@@ -157,6 +157,21 @@ def test_mfu_only_from_given_numbers() -> None:
         ThroughputMeter(peak_flops=0.0)
 
 
+@pytest.mark.parametrize(
+    "options", [{"warmup_windows": -1}, {"flops_per_token": math.inf}, {"ignore_index": "x"}]
+)
+def test_options_that_cannot_be(options: dict[str, Any]) -> None:
+    """A meter that could only give wrong numbers is refused when it is made."""
+    with pytest.raises((MeterError, CountingError), match="expected"):
+        ThroughputMeter(**options)
+
+
+def test_adding_what_is_no_count() -> None:
+    """`add` takes counts; a batch belongs into `update`."""
+    with pytest.raises(CountingError, match="TokenCounts"):
+        ThroughputMeter().add({"raw": 8})  # type: ignore[arg-type]
+
+
 def test_steps_of_a_window() -> None:
     """With a record every ten steps, and a short last window, steps are counted."""
     meter = ThroughputMeter(clock=Clock())

@@ -5,6 +5,7 @@ torch is never imported here: whoever passes a tensor has imported it.
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any
 
@@ -12,6 +13,8 @@ from tokrate.errors import CountingError
 
 HOST_DEVICES = frozenset({"cpu"})
 """Devices whose tensors numpy can look at; all others are counted where they lie, never read."""
+
+WHOLE_NUMBERS = ("labels", "input_ids", "cu_seqlens")
 
 
 def is_tensor(array: Any) -> bool:
@@ -27,13 +30,13 @@ def as_array(name: str, value: Any) -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        array = _from_tensor(value, torch)
+        array = _from_tensor(name, value, torch)
     else:
         array = _from_host(name, value)
     if not array.shape:
         raise CountingError(f"{name} is a single number: expected one value for each slot")
-    if name == "labels" and is_float(array):
-        raise CountingError(f"labels hold {array.dtype} values: expected whole numbers (token ids)")
+    if name in WHOLE_NUMBERS and is_float(array) and size_of(array):
+        raise CountingError(f"{name} holds {array.dtype} values: expected whole numbers")
     return array
 
 
@@ -56,14 +59,22 @@ def _from_host(name: str, value: Any) -> Any:
     return array
 
 
-def _from_tensor(tensor: Any, torch: Any) -> Any:
+def _from_tensor(name: str, tensor: Any, torch: Any) -> Any:
     if hasattr(tensor, "to_local"):  # a DTensor: count what lies on this rank, without a collective
         tensor = tensor.to_local()
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise CountingError(
+            f"{name} is a {kind} tensor: expected a plain one; pass the values of all documents in "
+            "one row (nested.values()) with cu_seqlens=, or a dense tensor"
+        )
+    tensor = tensor.detach()
     if tensor.device.type not in HOST_DEVICES:
-        return tensor.detach()
-    if tensor.requires_grad or tensor.dtype is torch.bfloat16:  # numpy knows neither
-        tensor = tensor.detach().float()
-    return tensor.numpy()
+        return tensor
+    try:
+        return tensor.numpy()
+    except TypeError:  # bfloat16, float8: numpy has none
+        return tensor.float().numpy()
 
 
 def is_float(array: Any) -> bool:
@@ -74,6 +85,16 @@ def is_float(array: Any) -> bool:
 def size_of(array: Any) -> int:
     """Number of values."""
     return int(array.numel() if is_tensor(array) else array.size)
+
+
+def differs(array: Any, value: int) -> Any:
+    """True where the array holds something else than the value."""
+    if is_tensor(array):
+        torch = sys.modules["torch"]
+        limits = None if array.dtype is torch.bool else torch.iinfo(array.dtype)
+        if limits and not limits.min <= value <= limits.max:  # torch would let it wrap around
+            return array.new_ones(array.shape, dtype=torch.bool)
+    return array != value
 
 
 def count_true(array: Any, *, shifted: bool = False) -> Any:
@@ -162,21 +183,40 @@ def check_mask_values(mask: Any) -> None:
         )
 
 
-def check_boundaries(ends: Any, slots: int | None) -> Any:
-    """Return `cu_seqlens` if it can be one; with `slots` (host data only) look at its values too.
+def check_boundaries(ends: Any, targets: Any, slots: int | None) -> None:
+    """Refuse `cu_seqlens` that cannot be one; with `slots` (host data only) look at its values too.
 
     Raises:
-        CountingError: Not one-dimensional, empty, not starting at 0, falling, or beyond the buffer.
+        CountingError: On another device than the batch, not one-dimensional, empty, not starting
+            at 0, falling, or beyond the buffer.
     """
+    if is_tensor(ends) and str(ends.device) != str(targets.device):
+        raise CountingError(
+            f"cu_seqlens lies on {ends.device} and the batch on {targets.device}: expected one "
+            "device, or cu_seqlens on the CPU"
+        )
     if ends.ndim != 1 or size_of(ends) == 0:
         raise CountingError(
             f"cu_seqlens has shape {tuple(ends.shape)}: expected (documents + 1,), starting with 0"
         )
     if slots is None or is_tensor(ends):
-        return ends
+        return
     if ends[0] != 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > slots:
         raise CountingError(
             f"cu_seqlens runs from {ends[0]} to {ends[-1]} over a buffer of {slots} slots: "
             "expected cumulative lengths that start at 0, never fall and end within the buffer"
         )
-    return ends
+
+
+def check_token(name: str, value: Any) -> int:
+    """A token id or label as a plain int.
+
+    Raises:
+        CountingError: It is no whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise CountingError(
+            f"{name}={value!r}: expected a whole number, such as {name}=-100"
+        ) from None

@@ -18,7 +18,9 @@ from tokrate.arrays import (
     check_boundaries,
     check_mask_values,
     check_together,
+    check_token,
     count_true,
+    differs,
     is_tensor,
     size_of,
 )
@@ -124,6 +126,9 @@ def count_tokens(
     ...              attention_mask=[[1, 1, 1, 1], [1, 1, 0, 0]])
     TokenCounts(raw=8, active=4, padded=2)
     """
+    check_token("ignore_index", ignore_index)
+    if pad_id is not None:
+        check_token("pad_id", pad_id)
     tally = tally_batch(
         labels,
         loss_mask=loss_mask,
@@ -157,7 +162,7 @@ def counts_of(tally: Tally) -> TokenCounts:
 def contradiction(raw: int, active: int, padded: int | None) -> str:
     """The message for counts that cannot be."""
     return (
-        f"{active} active + {padded} padded tokens do not fit into {raw} slots: "
+        f"{active} active + {padded or 0} padded tokens do not fit into {raw} slots: "
         "expected counts of at least 0 with active + padded <= raw; "
         "check ignore_index, labels_aligned and the mask"
     )
@@ -202,7 +207,8 @@ def tally_batch(
         "input_ids": input_ids,
     }
     arrays = {name: as_array(name, value) for name, value in given.items() if value is not None}
-    check_together(arrays, raw_given=raw is not None, pad_by_id=pad_id is not None)
+    pad_by_id = pad_id is not None and attention_mask is None and cu_seqlens is None
+    check_together(arrays, raw_given=raw is not None, pad_by_id=pad_by_id)
     slots = _slots(arrays) if raw is None else TokenCounts(raw, 0, None).raw
     targets = _targets(arrays, ignore_index)
     active = count_true(targets, shifted=not labels_aligned)
@@ -212,9 +218,10 @@ def tally_batch(
         if check:
             check_mask_values(mask)
     elif cu_seqlens is not None:
-        ends = check_boundaries(as_array("cu_seqlens", cu_seqlens), slots if check else None)
+        ends = as_array("cu_seqlens", cu_seqlens)
+        check_boundaries(ends, targets, slots if check else None)
         padded = slots - (ends[-1] if is_tensor(ends) else int(ends[-1]))
-        holes = _behind(ends[-1], targets) if check else targets
+        holes = _behind(ends[-1] if is_tensor(ends) else int(ends[-1]), targets) if check else None
     elif (ids := arrays.get("input_ids")) is not None and pad_id is not None:
         return Tally(slots, active, _pad_runs(ids, arrays, targets, pad_id, labels_aligned), None)
     else:
@@ -238,9 +245,9 @@ def _slots(arrays: dict[str, Any]) -> int:
 def _targets(arrays: dict[str, Any], ignore_index: int) -> Any:
     """True where a label stands that the loss may use (before any shift)."""
     if "loss_mask" not in arrays:
-        return arrays["labels"] != ignore_index
+        return differs(arrays["labels"], ignore_index)
     used = arrays["loss_mask"] != 0
-    return used & (arrays["labels"] != ignore_index) if "labels" in arrays else used
+    return used & differs(arrays["labels"], ignore_index) if "labels" in arrays else used
 
 
 def _behind(end: Any, targets: Any) -> Any:

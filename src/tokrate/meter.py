@@ -7,6 +7,7 @@ phase, watch ──► stopwatch ─┴─ record(step) ──► ranks ──�
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tokrate.accumulator import Accumulator
+from tokrate.arrays import check_token
 from tokrate.collate import CountedBatch
 from tokrate.counting import IGNORE_INDEX, Tally, TokenCounts
 from tokrate.errors import CountingError, MeterError
@@ -65,8 +67,12 @@ class ThroughputMeter:
         self.ranks = ranks or RankLayout()
         self.ranks.check()
         self._rules = CountingRules(
-            ignore_index=ignore_index, labels_aligned=labels_aligned, pad_id=pad_id
+            ignore_index=check_token("ignore_index", ignore_index),
+            labels_aligned=labels_aligned,
+            pad_id=None if pad_id is None else check_token("pad_id", pad_id),
         )
+        if isinstance(warmup_windows, bool) or operator.index(warmup_windows) < 0:
+            raise MeterError(f"warmup_windows={warmup_windows!r}: expected 0, 1, 2 and so on")
         self._warmup_windows = warmup_windows
         self._flops_per_token = _positive("flops_per_token", flops_per_token)
         self._peak_flops = _positive("peak_flops", peak_flops)
@@ -122,6 +128,11 @@ class ThroughputMeter:
             return
         if isinstance(counts, TokenCounts):
             counts = Finding(Tally(counts.raw, counts.active, counts.padded, None))
+        if not isinstance(counts, Finding):
+            raise CountingError(
+                f"add({counts!r:.80}): expected TokenCounts(raw, active, padded), as count_tokens "
+                "returns it, or the counts of a CountingCollator's batch"
+            )
         self._take(counts)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -322,6 +333,6 @@ class ThroughputMeter:
 
 
 def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
+    if value is not None and not 0 < value < math.inf:
         raise MeterError(f"{name}={value!r}: expected a positive number, or None when unknown")
     return value
