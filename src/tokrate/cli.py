@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
+from tokrate.demo.arms import ARMS
 from tokrate.errors import ConfigError, TokrateError
-
-ARMS = ("padded", "packed", "masked-prompt", "train-on-all")
 
 
 def _split(_context: click.Context, _option: click.Parameter, text: str) -> list[str]:

@@ -107,7 +107,7 @@ class PlainDisplay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._line("")
+        """Leave the lines as they are."""
 
     def on_turn(self, name: str) -> None:
         """Name the arm in the lines that follow."""
