@@ -1,10 +1,15 @@
-"""What `logger.log` costs the training loop with three trackers open, against calling them directly.
+"""What `logger.log` costs a loop with three trackers open, against calling the trackers directly.
 
 python benchmarks/bench_log.py
 
 The same records go first to the trackers' own writers, one after the other on the calling thread,
-then to tokrate with the same three trackers open. Once at a steady pace, as a loop logs, and once
-in a burst, as fast as the calls return. Times are of the calling thread.
+then to tokrate with the same three trackers open. Three ways to call:
+
+    busy   200 times a second, with matrix products in between, as a training loop does
+    idle   200 times a second, asleep in between: the core is cold when the call comes
+    burst  as fast as the calls return
+
+Times are of the calling thread. torch has one thread, so that the delivery threads find a core.
 """
 
 from __future__ import annotations
@@ -19,16 +24,22 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from tokrate import RunInfo, ThroughputMeter, ThroughputRecord, TokenCounts, open_logger
 from tokrate.names import MetricNames
 
 PACE_HZ = 200
-PACED, BURST = 1000, 1000
-BASELINE_PACED, BASELINE_BURST = 200, 200
+CALLS = 1000
+BASELINE_CALLS = 200
 """Fewer for the direct calls: MLflow takes milliseconds for each."""
 OPEN_TIMEOUT_S = 120.0
 
+MATRIX = torch.randn(256, 256)
+
 Log = Callable[[ThroughputRecord], object]
+Times = dict[str, list[float]]
+"""Way to call → microseconds of each call."""
 
 
 def make_records(number: int) -> list[ThroughputRecord]:
@@ -41,22 +52,39 @@ def make_records(number: int) -> list[ThroughputRecord]:
     return records
 
 
-def time_calls(log: Log, records: list[ThroughputRecord], pace_hz: float | None) -> list[float]:
-    """Microseconds of each call.
+def wait_busy(due_s: float) -> None:
+    """Multiply matrices until then."""
+    while time.perf_counter() < due_s:
+        MATRIX @ MATRIX
 
-    Args:
-        pace_hz: Calls per second; None calls again at once.
-    """
-    times_us = []
-    due_s = time.perf_counter()
-    for record in records:
-        if pace_hz is not None:
-            due_s += 1 / pace_hz
-            time.sleep(max(0.0, due_s - time.perf_counter()))
-        start_ns = time.perf_counter_ns()
-        log(record)
-        times_us.append((time.perf_counter_ns() - start_ns) / 1000)
-    return times_us
+
+def wait_idle(due_s: float) -> None:
+    """Sleep until then."""
+    time.sleep(max(0.0, due_s - time.perf_counter()))
+
+
+def wait_not(due_s: float) -> None:
+    """Do not wait."""
+
+
+WAYS = {"busy": wait_busy, "idle": wait_idle, "burst": wait_not}
+
+
+def time_calls(log: Log, records: list[ThroughputRecord]) -> Times:
+    """Microseconds of each call, for each way to call; every way gets its share of the records."""
+    found = {}
+    share = len(records) // len(WAYS)
+    for place, (way, wait) in enumerate(WAYS.items()):
+        times_us = []
+        due_s = time.perf_counter()
+        for record in records[place * share : (place + 1) * share]:
+            due_s += 1 / PACE_HZ
+            wait(due_s)
+            start_ns = time.perf_counter_ns()
+            log(record)
+            times_us.append((time.perf_counter_ns() - start_ns) / 1000)
+        found[way] = times_us
+    return found
 
 
 # --- the trackers' own writers -------------------------------------------------------------------
@@ -114,9 +142,9 @@ def direct_wandb(folder: Path) -> Iterator[Log]:
     run.finish()
 
 
-def measure_direct(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Paced and burst times of each tracker's own writer, and of all three in a row."""
-    records = make_records(BASELINE_PACED + BASELINE_BURST + 1)
+def measure_direct(folder: Path) -> dict[str, Times]:
+    """Times of each tracker's own writer, and of all three in a row."""
+    records = make_records(BASELINE_CALLS * len(WAYS) + 1)
     found = {}
     with contextlib.ExitStack() as stack:
         opened = {
@@ -128,17 +156,16 @@ def measure_direct(folder: Path) -> dict[str, tuple[list[float], list[float]]]:
         opened["all three, one after the other"] = lambda record: [log(record) for log in logs]
         for name, log in opened.items():
             log(records[0])  # the first call opens files and connections
-            paced = time_calls(log, records[1 : BASELINE_PACED + 1], PACE_HZ)
-            found[name] = (paced, time_calls(log, records[BASELINE_PACED + 1 :], None))
+            found[name] = time_calls(log, records[1:])
     return found
 
 
 # --- tokrate -------------------------------------------------------------------------------------
 
 
-def measure_tokrate(spec: object, folder: Path, name: str) -> tuple[list[float], list[float]]:
-    """Paced and burst times of `logger.log`; checks that every tracker took every record."""
-    records = make_records(PACED + BURST + 1)
+def measure_tokrate(spec: object, folder: Path, name: str) -> Times:
+    """Times of `logger.log`; checks that every tracker took every record."""
+    records = make_records(CALLS * len(WAYS) + 1)
     run = RunInfo(name=name)
     with open_logger(spec, run=run, dir=folder, close_timeout_s=300.0) as logger:
         logger.log(records[0])
@@ -147,27 +174,27 @@ def measure_tokrate(spec: object, folder: Path, name: str) -> tuple[list[float],
             if time.monotonic() > give_up_s:
                 raise SystemExit(f"not all trackers opened: {logger.stats()}")
             time.sleep(0.05)
-        paced = time_calls(logger.log, records[1 : PACED + 1], PACE_HZ)
-        burst = time_calls(logger.log, records[PACED + 1 :], None)
+        found = time_calls(logger.log, records[1:])
     delivered = {name: stats.delivered for name, stats in logger.stats().backends.items()}
     if set(delivered.values()) - {len(records)}:
         raise SystemExit(f"not everything was delivered: {logger.stats()}")
-    return paced, burst
+    return found
 
 
-def report(found: dict[str, tuple[list[float], list[float]]]) -> None:
-    print(f"{'':44}{f'at {PACE_HZ} Hz, us':>24}{'in a burst, us':>24}")
-    print(f"{'':44}{'median':>12}{'p99':>12}{'median':>12}{'p99':>12}")
-    for name, columns in found.items():
-        line = f"{name:44}"
-        for times_us in columns:
+def report(found: dict[str, Times]) -> None:
+    print(f"{'microseconds a call':42}" + "".join(f"{way:>20}" for way in WAYS))
+    print(f"{'':42}" + f"{'median':>10}{'p99':>10}" * len(WAYS))
+    for name, times in found.items():
+        line = f"{name:42}"
+        for times_us in times.values():
             p99 = statistics.quantiles(times_us, n=100)[-1]
-            line += f"{statistics.median(times_us):12.1f}{p99:12.1f}"
+            line += f"{statistics.median(times_us):10.1f}{p99:10.1f}"
         print(line)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.environ["WANDB_SILENT"] = "true"
     os.environ["WANDB_ERROR_REPORTING"] = "false"
