@@ -163,7 +163,7 @@ def test_damaged_cursor_delivers_again(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_resume_voids_what_came_after_the_checkpoint(tmp_path: Path) -> None:
-    """Entries that waited when the run crashed are not delivered where the new session redoes them."""
+    """Entries that waited at the crash are not delivered where the new session redoes them."""
     (tmp_path / "out.down").touch()
     first = open_logger(spec(tmp_path), run=RunInfo("a", id="x"), dir=tmp_path, close_timeout_s=0.1)
     log_steps(first, range(1, 9))

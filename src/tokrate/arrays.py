@@ -11,10 +11,12 @@ from typing import Any
 
 from tokrate.errors import CountingError
 
-HOST_DEVICES = frozenset({"cpu"})
-"""Devices whose tensors numpy can look at; all others are counted where they lie, never read."""
-
 WHOLE_NUMBERS = ("labels", "input_ids", "cu_seqlens")
+
+
+def on_host(tensor: Any) -> bool:
+    """Whether numpy can look at the tensor; all others are counted where they lie, never read."""
+    return bool(tensor.is_cpu)
 
 
 def is_tensor(array: Any) -> bool:
@@ -68,8 +70,9 @@ def _from_tensor(name: str, tensor: Any, torch: Any) -> Any:
             f"{name} is a {kind} tensor: expected a plain one; pass the values of all documents in "
             "one row (nested.values()) with cu_seqlens=, or a dense tensor"
         )
-    tensor = tensor.detach()
-    if tensor.device.type not in HOST_DEVICES:
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not on_host(tensor):
         return tensor
     try:
         return tensor.numpy()
@@ -148,8 +151,8 @@ def check_together(arrays: dict[str, Any], *, raw_given: bool, pad_by_id: bool) 
     """
     mask = arrays.get("attention_mask")
     # With raw= the ids may be another sequence (an encoder's), unless padding is read off them.
-    free = {"input_ids"} if raw_given and not pad_by_id else set()
-    shapes = {name: a.shape for name, a in arrays.items() if name not in free}
+    free = "input_ids" if raw_given and not pad_by_id else None
+    shapes = {name: a.shape for name, a in arrays.items() if name != free}
     if len(set(shapes.values())) > 1:
         if mask is not None and mask.ndim > 2:
             raise CountingError(
@@ -162,10 +165,11 @@ def check_together(arrays: dict[str, Any], *, raw_given: bool, pad_by_id: bool) 
             f"shapes differ: {found}; expected one shape for all; count sequences of different "
             "shape one by one and add the counts"
         )
-    devices = {str(a.device) for a in arrays.values()}  # numpy arrays say "cpu"
+    devices = {a.device for a in arrays.values()}  # numpy arrays say "cpu"
     if len(devices) > 1:
+        found = ", ".join(sorted(str(device) for device in devices))
         raise CountingError(
-            f"the arrays lie on different devices ({', '.join(sorted(devices))}): expected one; "
+            f"the arrays lie on different devices ({found}): expected one; "
             "count before moving the batch, or after all of it was moved"
         )
 

@@ -21,6 +21,7 @@ from tokrate.arrays import (
     check_token,
     count_true,
     differs,
+    is_float,
     is_tensor,
     size_of,
 )
@@ -150,13 +151,24 @@ def counts_of(tally: Tally) -> TokenCounts:
     Raises:
         CountingError: A target on padding, or more tokens than slots.
     """
-    active = int(tally.active)
-    padded = None if tally.padded is None else int(tally.padded)
-    if tally.contradictions is not None and (wrong := int(tally.contradictions)):
-        raise CountingError(target_on_padding(wrong, tally.raw))
-    if active + (padded or 0) > tally.raw or (padded is not None and padded < 0):
-        raise CountingError(contradiction(tally.raw, active, padded))
-    return TokenCounts(tally.raw, active, padded)
+    raw, active, padded, wrong = tally
+    if wrong is not None and (wrong := int(wrong)):
+        raise CountingError(target_on_padding(wrong, raw))
+    # TokenCounts itself refuses what does not fit.
+    return TokenCounts(raw, int(active), None if padded is None else int(padded))
+
+
+def check_counts(tally: Tally) -> None:
+    """Refuse a tally of plain ints that contradicts itself.
+
+    Raises:
+        CountingError: As `counts_of`.
+    """
+    raw, active, padded, wrong = tally
+    if wrong:
+        raise CountingError(target_on_padding(wrong, raw))
+    if active + (padded or 0) > raw or (padded or 0) < 0:
+        raise CountingError(contradiction(raw, active, padded))
 
 
 def contradiction(raw: int, active: int, padded: int | None) -> str:
@@ -215,8 +227,6 @@ def tally_batch(
     if (mask := arrays.get("attention_mask")) is not None:
         holes = mask == 0  # comparing and counting booleans beats counting the mask's own integers
         padded = count_true(holes)
-        if check:
-            check_mask_values(mask)
     elif cu_seqlens is not None:
         ends = as_array("cu_seqlens", cu_seqlens)
         check_boundaries(ends, targets, slots if check else None)
@@ -227,6 +237,11 @@ def tally_batch(
     else:
         return Tally(slots, active, None, None)
     wrong = count_true(targets & holes, shifted=not labels_aligned) if check else None
+    # Whole numbers below 0 are rare, and looking for them costs as much as a count: only where
+    # something else is odd. In an additive mask the tokens are what looks like padding.
+    readable = check and mask is not None and not is_tensor(mask)
+    if readable and (is_float(mask) or wrong or not (active and padded)):
+        check_mask_values(mask)
     return Tally(slots, active, padded, wrong)
 
 
@@ -234,11 +249,9 @@ def tally_batch(
 
 
 def _slots(arrays: dict[str, Any]) -> int:
-    first = next(
-        arrays[name]
-        for name in ("input_ids", "labels", "loss_mask", "attention_mask")
-        if name in arrays
-    )
+    first = arrays.get("input_ids")
+    if first is None:
+        first = next(iter(arrays.values()))  # labels or loss_mask: one is there, and comes first
     return size_of(first)
 
 

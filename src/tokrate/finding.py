@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokrate.arrays import as_array, checksum, is_float, is_tensor
-from tokrate.counting import IGNORE_INDEX, Tally, counts_of, tally_batch
+from tokrate.counting import IGNORE_INDEX, Tally, check_counts, tally_batch
 from tokrate.errors import CountingError
 
 NO_PADDING = {"attention_mask": None, "cu_seqlens": None, "pad_id": None}
@@ -77,8 +77,8 @@ class CountingRules:
             labels_aligned=self.labels_aligned,
             check=check,
         )
-        if not any(is_tensor(count) for count in tally[1:]):
-            counts_of(tally)
+        if not (is_tensor(tally.active) or is_tensor(tally.padded)):
+            check_counts(tally)
         return tally
 
 
