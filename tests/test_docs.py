@@ -8,7 +8,7 @@ What can stand directly before a block, as an HTML comment that readers do not s
     <!-- file: NAME -->              block of any kind: is written to a file of that name first
     <!-- not run: REASON -->         ```python block that cannot run here
 
-A Python block within an HTML comment is run like any other: it sets the stage.
+What a page takes as given (a model, its data) is in `tests/stages/<page>.py` and runs before it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tokrate.config import parse_logger
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+STAGES = Path(__file__).parent / "stages"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/*.md")])
 
 FENCE = re.compile(
@@ -119,6 +120,9 @@ def test_python_blocks_run_and_print_what_the_page_says(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    stage = STAGES / f"{page.stem.lower().replace('-', '_')}.py"
+    if stage.exists():
+        exec(compile(stage.read_text(encoding="utf-8"), str(stage), "exec"), namespace)
     printed = ""
     for block in blocks(page):
         if block.mark.startswith("file: "):

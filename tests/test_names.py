@@ -32,7 +32,7 @@ from tokrate.names import (
         ("throughput(tps)", "throughput_tps"),
         ("mfu(%)", "mfu"),
         ("_hidden", "hidden"),
-        ("größe", "gr_e"),
+        ("größe", "grosse"),
         ("", "unnamed"),
         ("///", "unnamed"),
         ("a.b:c d-e", "a_b_c_d_e"),

@@ -94,8 +94,11 @@ def sync(run: Path, logger: str | None) -> None:
     waiting = False
     for name, stats in found.items():
         ending = f"; {stats.problem}" if stats.problem else ""
-        click.echo(f"{name}: {stats.delivered} delivered, {stats.waiting} waiting{ending}")
+        refused = f", {stats.refused} refused" if stats.refused else ""
+        click.echo(f"{name}: {stats.delivered} delivered, {stats.waiting} waiting{refused}{ending}")
         waiting = waiting or stats.waiting > 0 or stats.problem is not None
+    if not found:
+        click.echo("the run was logged to its journal alone; name a backend with --logger")
     if waiting:
         sys.exit(3)
 

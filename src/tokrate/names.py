@@ -7,6 +7,7 @@ record field ──► MetricNames ──► `throughput/active_tps`
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +59,9 @@ def legal_name(name: str) -> str:
     >>> legal_name("eval/acc@5"), legal_name("Train/Loss (mean)"), legal_name("a/b/c")
     ('eval/acc_5', 'train/loss_mean', 'a/b_c')
     """
-    parts = [re.sub(r"[^a-z0-9]+", "_", part).strip("_") for part in name.lower().split("/")]
+    plain = unicodedata.normalize("NFKD", name.casefold())  # ö becomes o and a mark, ß becomes ss
+    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    parts = [re.sub(r"[^a-z0-9]+", "_", part).strip("_") for part in plain.split("/")]
     head, *tail = [part for part in parts if part] or ["unnamed"]
     return "/".join([head, "_".join(tail)] if tail else [head])[:MAX_LENGTH].rstrip("_/")
 

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tokrate.backends.base import BackendFactory
 from tokrate.errors import (
@@ -28,6 +27,9 @@ from tokrate.errors import (
     UnknownBackendError,
     UnknownOptionError,
 )
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "tokrate.backends"
 
@@ -195,6 +197,8 @@ def _points() -> list[EntryPoint]:
 
     The same distribution is often seen twice (an editable install, a path twice on sys.path).
     """
+    from importlib.metadata import entry_points  # not at import: `import tokrate` stays light
+
     seen: dict[tuple[str, str, str], EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         seen.setdefault((point.name, point.value, _origin(point)), point)
