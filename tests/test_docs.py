@@ -37,6 +37,7 @@ from tokrate import errors, names, record
 from tokrate.backends.registry import BUILT_INS, check_options, find_backend
 from tokrate.cli import cli
 from tokrate.config import parse_logger
+from tokrate.steady import STEADY
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -305,6 +306,12 @@ def test_names_page_has_every_key() -> None:
     for key, sent in rows.items():
         standard = key.removeprefix("throughput/") in names.STANDARD
         assert sent == ("standard" if standard else "all"), key
+
+
+def test_names_page_has_every_steady_value() -> None:
+    """`names.md` lists what a run has as a whole."""
+    rows = dict(table(DOCS / "reference" / "names.md", "## Steady values"))
+    assert list(rows) == [f"throughput/{name}" for name in STEADY]
 
 
 def test_names_page_has_every_alias() -> None:

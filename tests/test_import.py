@@ -41,7 +41,7 @@ def test_public_names_are_sorted_and_there() -> None:
     """What is listed is what is visible."""
     assert sorted(tokrate.__all__) == tokrate.__all__
     visible = {name for name in vars(tokrate) if name[0] != "_" and name[0].isupper()}
-    functions = {"count_tokens", "open_logger"}
+    functions = {"count_tokens", "open_logger", "watch_model"}
     assert visible | functions == set(tokrate.__all__)
 
 

@@ -42,6 +42,30 @@ def test_one_line_for_each_entry(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 10**30])
+@pytest.mark.parametrize("field", ["raw_tps", "elapsed_s", "mfu", "rank_imbalance", "paused_s"])
+def test_odd_numbers_of_a_record_are_kept(tmp_path: Path, field: str, odd: float) -> None:
+    """What the fast encoder would turn into null, or refuse, is written all the same."""
+    journal = Journal(tmp_path)
+    record = make_record(**{field: odd})
+    journal.append_entry(Entry(time_unix_ms=1, step=1, metrics={"a": 1}, record=record))
+    (line,) = read_lines(journal.path)
+    assert repr(line["record"][field]) == repr(odd)
+    assert journal.place == Place(journal.path.stat().st_size, 1)
+
+
+def test_both_encoders_write_the_same(tmp_path: Path) -> None:
+    """The fast way writes byte for byte what Python's own `json` writes."""
+    journal = Journal(tmp_path)
+    fields = {"kind": "entry", "time_unix_ms": 1, "step": 1, "metrics": {"größe": 1.5, "n": 2**53}}
+    journal.append_entry(
+        Entry(time_unix_ms=1, step=1, metrics=fields["metrics"], record=make_record())
+    )
+    journal.append(fields | {"record": make_record().to_dict()})
+    first, second = journal.path.read_bytes().splitlines()
+    assert first == second
+
+
 def test_reader_follows_the_writer(tmp_path: Path) -> None:
     """A reader sees entries as they come, in portions, and none twice."""
     journal = Journal(tmp_path)

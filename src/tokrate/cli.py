@@ -1,4 +1,4 @@
-"""The command line: `tokrate demo` and `tokrate sync`."""
+"""The command line: `tokrate demo`, `sync`, `compare` and `runs`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tokrate.compare_cli import compare, runs
 from tokrate.demo.arms import ARMS
 from tokrate.errors import ConfigError, TokrateError
 
@@ -94,13 +95,17 @@ def sync(run: Path, logger: str | None) -> None:
     waiting = False
     for name, stats in found.items():
         ending = f"; {stats.problem}" if stats.problem else ""
-        refused = f", {stats.refused} refused" if stats.refused else ""
-        click.echo(f"{name}: {stats.delivered} delivered, {stats.waiting} waiting{refused}{ending}")
+        all_there = "" if stats.waiting else "; nothing waits"
+        click.echo(f"{name}: {stats}{all_there}{ending}")
         waiting = waiting or stats.waiting > 0 or stats.problem is not None
     if not found:
         click.echo("the run was logged to its journal alone; name a backend with --logger")
     if waiting:
         sys.exit(3)
+
+
+cli.add_command(compare)
+cli.add_command(runs)
 
 
 def main() -> None:

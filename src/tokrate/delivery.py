@@ -8,18 +8,19 @@ was written twice is the same twice.
 
 from __future__ import annotations
 
-import json
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokrate import ends
-from tokrate.backends.base import Backend, CountsLeftOut
+from tokrate.backends.base import Backend, CountsLeftOut, Settles
+from tokrate.cursor import Cursor
 from tokrate.errors import BackendError
-from tokrate.journal import Batch, JournalReader, Place, Resume
+from tokrate.journal import Batch, Journal, JournalReader
 from tokrate.redact import redact_text
 from tokrate.run import Entry, Outcome
 
@@ -51,52 +52,11 @@ class DeliveryStats:
     problem: str | None
     """Why entries are waiting, in words, as long as the tracker fails."""
 
-
-class Cursor:
-    """How far a backend has come, kept in a small file beside the journal."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.place = Place()
-        self.refused = 0
-        self.superseded = 0
-        self.ended_session = 0
-        """Session whose end the tracker was told."""
-        if path.exists():
-            try:
-                saved = json.loads(path.read_text())
-                self.place = Place(int(saved["offset"]), int(saved["entries"]))
-                self.refused = int(saved["refused"])
-                self.superseded = int(saved["superseded"])
-                self.ended_session = int(saved["ended_session"])
-            except (ValueError, KeyError, TypeError):
-                # Better twice than never: trackers keep equal points once.
-                log.warning(f"{path} cannot be read; delivering the run from its first entry")
-
-    def move(self, place: Place, refused: int = 0, superseded: int = 0) -> None:
-        """Remember that everything before the place was dealt with; raises OSError."""
-        self.place = place
-        self.refused += refused
-        self.superseded += superseded
-        self._save()
-
-    def end(self, session: int) -> None:
-        """Remember that the tracker was told how the session ended; raises OSError."""
-        self.ended_session = session
-        self._save()
-
-    def _save(self) -> None:
-        state = {
-            "offset": self.place.offset,
-            "entries": self.place.entries,
-            "refused": self.refused,
-            "superseded": self.superseded,
-            "ended_session": self.ended_session,
-        }
-        self._path.parent.mkdir(exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps(state))
-        fresh.replace(self._path)
+    def __str__(self) -> str:
+        counts = {"waiting": self.waiting, "refused": self.refused, "superseded": self.superseded}
+        parts = [f"{self.delivered} delivered", *(f"{n} {what}" for what, n in counts.items() if n)]
+        parts += [f"{n} x {reason} left out" for reason, n in self.values_left_out.items() if n]
+        return ", ".join(parts)
 
 
 class Delivery:
@@ -105,10 +65,9 @@ class Delivery:
     Args:
         name: What the backend is called in messages.
         backend: Opened by its factory.
-        journal: The run's `journal.jsonl`.
+        journal: The run's journal, whose resumes may supersede entries of earlier sessions.
         cursor: How far earlier sessions came.
         session: Number of the session that is being delivered.
-        resumes: Resumes that supersede entries of earlier sessions.
         clock: Returns seconds.
     """
 
@@ -116,26 +75,28 @@ class Delivery:
         self,
         name: str,
         backend: Backend,
-        journal: Path,
+        journal: Journal,
         cursor: Cursor,
         session: int = 1,
-        resumes: Sequence[Resume] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._backend = backend
-        self._reader = JournalReader(journal, cursor.place, resumes)
+        self._journal = journal
+        self._reader = JournalReader(journal.path, cursor.reached.place, journal.resumes)
         self._cursor = cursor
         self._session = session
         self._clock = clock
         self._connected = False
         self._problem: str | None = None
+        self._said: set[str] = set()
         self._given_up = False
         self._wait_s = FIRST_WAIT_S
         self._outcome = Outcome.FINISHED
         self._deadline: float | None = None
-        self._wake = threading.Event()
-        self._closing = threading.Event()
+        # Not events: these calls may come from a signal handler that interrupts one of themselves.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     # --- from the loop's thread ------------------------------------------------------------------
@@ -158,14 +119,14 @@ class Delivery:
 
     def wake(self) -> None:
         """Say that there is something new in the journal."""
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._wake.empty():
+            self._wake.put(None)
 
     def begin_close(self, outcome: Outcome, deadline: float) -> None:
         """Ask the thread to deliver the rest and end the run, by the deadline on the clock."""
         self._outcome, self._deadline = outcome, deadline
-        self._closing.set()
-        self._wake.set()
+        self._hurry.put(None)
+        self._wake.put(None)
 
     def join(self) -> None:
         """Wait for the thread until the deadline."""
@@ -178,13 +139,13 @@ class Delivery:
         Args:
             accepted: Entries in the journal.
         """
-        done, refused = self._cursor.place.entries, self._cursor.refused
-        superseded = self._cursor.superseded
+        (_, done), refused, superseded = self._cursor.reached
+        accepted = max(accepted, done)  # some may have been delivered since they were counted
         left_out = self._backend.left_out if isinstance(self._backend, CountsLeftOut) else {}
         return DeliveryStats(
             accepted=accepted,
             delivered=done - refused - superseded,
-            waiting=max(0, accepted - done),
+            waiting=accepted - done,
             refused=refused,
             superseded=superseded,
             values_left_out=dict(left_out),
@@ -201,21 +162,31 @@ class Delivery:
 
     def _deliver_until_closed(self) -> None:
         while True:
-            closing = self._closing.is_set()  # asked first: entries before it must be read below
+            closing = self._deadline is not None  # asked first: entries before it are read below
+            if closing and self._out_of_time():
+                return
             if self.deliver_some():
                 continue
-            if self._problem is None:
-                if closing:
-                    return
-                self._wake.wait()
-                self._wake.clear()
-                self._closing.wait(LINGER_S)
-            elif not closing:
-                self._closing.wait(None if self._given_up else self._next_wait())
-            elif self._given_up or self._out_of_time():
+            if closing and (self._problem is None or self._given_up):
                 return
-            else:
+            if closing:
                 time.sleep(min(self._next_wait(), FIRST_WAIT_S))
+            elif self._problem is None:
+                self._wait_for_entries()
+            else:
+                self._pause(None if self._given_up else self._next_wait())
+
+    def _wait_for_entries(self) -> None:
+        self._wake.get()
+        with suppress(queue.Empty):
+            while True:
+                self._wake.get_nowait()
+        self._pause(LINGER_S)
+
+    def _pause(self, seconds: float | None) -> None:
+        """Wait, but no longer than until the logger is closed."""
+        with suppress(queue.Empty):
+            self._hurry.get(timeout=seconds)
 
     def deliver_some(self) -> bool:
         """Deliver one batch. True when there may be more to do at once."""
@@ -224,9 +195,10 @@ class Delivery:
         try:
             batch = self._reader.read(BATCH_ENTRIES)
         except OSError as error:
-            self._failed(f"the journal cannot be read: {error}")
+            self._failed(f"the journal cannot be read: {error}", "delivery goes on when it is back")
             return False
-        if batch.place.entries == self._reader.place.entries and self._connected:
+        nothing_new = batch.place.entries == self._reader.place.entries and not batch.entries
+        if nothing_new and self._connected:
             self._reader.place = batch.place
             return False
         refused = self._write(batch.entries)
@@ -247,10 +219,10 @@ class Delivery:
             if self._connected and not error.retryable:
                 return self._refused(entries, error)
             self._given_up = not error.retryable
-            self._failed(str(error))
+            self._outage(str(error))
             return None
         except Exception as error:  # noqa: BLE001 - a backend's bug must not lose points
-            self._failed(f"{type(error).__name__}: {error}")
+            self._outage(f"{type(error).__name__}: {error}")
             return None
         return 0
 
@@ -258,8 +230,10 @@ class Delivery:
         """A batch that will never be taken: find the entries that are to blame."""
         if len(entries) > 1:
             return self._write_one_by_one(entries)
-        log.warning(
-            f"{self.name} refused the entry of step {entries[0].step}: {redact_text(str(error))}"
+        self._say_once(
+            f"refused the entry of step {entries[0].step}: {redact_text(str(error))} "
+            "(said once; further ones are counted in stats())",
+            about="refused",
         )
         return 1
 
@@ -275,26 +249,52 @@ class Delivery:
 
     def _move(self, batch: Batch, refused: int) -> None:
         self._reader.place = batch.place
-        try:
-            self._cursor.move(batch.place, refused + batch.unreadable, batch.superseded)
-        except OSError as error:
-            self._cursor.place = batch.place
-            self._failed(f"the place in the journal cannot be kept: {error}")
-
-    def _failed(self, problem: str) -> None:
-        problem = redact_text(problem)
-        if self._problem is None:
-            ending = "not tried again" if self._given_up else "tried again until it works"
-            log.warning(
-                f"{self.name}: {problem}. Entries wait in the journal and nothing is lost; {ending}"
+        refused += batch.unreadable
+        settle_s = self._backend.settle_s if isinstance(self._backend, Settles) else 0.0
+        self._keep(
+            lambda: self._cursor.move(
+                batch.place, refused, batch.superseded, now_s=self._clock(), settle_s=settle_s
             )
+        )
+
+    def _keep(self, save: Callable[[], None]) -> None:
+        """Save the cursor; where that fails the run goes on, and the next session repeats some."""
+        try:
+            save()
+        except OSError as error:
+            self._say_once(
+                f"the place in the journal cannot be kept ({error}): a restart or a sync would "
+                "deliver again what was delivered since",
+                about="place",
+            )
+
+    def _say_once(self, message: str, *, about: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            log.warning(f"{self.name}: {message}")
+
+    def _outage(self, problem: str) -> None:
+        again = "not tried again" if self._given_up else "tried again until it works"
+        waiting = self._what_waits()
+        self._failed(problem, f"{waiting} in the journal and nothing is lost; {again}")
+
+    def _failed(self, problem: str, what_follows: str) -> None:
+        problem = redact_text(" ".join(problem.split())).removeprefix(f"{self.name}: ")
+        if self._problem is None:  # once for each outage
+            log.warning(f"{self.name}: {problem}. {what_follows}")
         self._problem = problem
 
     def _recovered(self) -> None:
         if self._problem is not None:
-            log.warning(f"{self.name}: works again; delivering what waited")
+            waiting = self._what_waits()
+            log.warning(f"{self.name}: works again; {waiting} and will be delivered now")
+            ends.come_first()
         self._problem = None
         self._wait_s = FIRST_WAIT_S
+
+    def _what_waits(self) -> str:
+        number = self._journal.place.entries - self._cursor.reached.place.entries
+        return f"{number} {'entry waits' if number == 1 else 'entries wait'}"
 
     def _next_wait(self) -> float:
         wait_s, self._wait_s = self._wait_s, min(self._wait_s * 2, LONGEST_WAIT_S)
@@ -307,11 +307,16 @@ class Delivery:
         """Tell the tracker how the run ended and let it go."""
         try:
             self._backend.close(outcome)
-            if self._connected and self._problem is None:
-                self._cursor.end(self._session)
         except Exception as error:  # noqa: BLE001 - an end that cannot be told loses no point
-            self._problem = redact_text(f"the end of the run could not be told: {error}")
-            log.warning(f"{self.name}: {self._problem}; `tokrate sync` tells it later")
+            problem = f"the end of the run could not be told: {error}"
+            self._failed(problem, "`tokrate sync` tells it later")
+        if self._connected and self._problem is None:
+            self._keep(lambda: self._cursor.end(self._session))
+
+    def abandon(self) -> None:
+        """Let the tracker go before the run has begun; what it says no longer matters."""
+        with suppress(Exception):
+            self._backend.close(Outcome.FAILED)
 
     def has_work(self, accepted: int) -> bool:
         """Whether anything waits, be it only the end of the session."""

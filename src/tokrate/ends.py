@@ -49,6 +49,10 @@ def outcome_of(error: BaseException | None) -> Outcome:
 def watch(key: int, close: Close) -> None:
     """Have `close` called when the process ends, whichever way."""
     global _hooks
+    # Trackers import it when they are first reached. In a process that has ended by then, that
+    # import fails, and the tracker with it.
+    import concurrent.futures.thread  # noqa: F401
+
     with _lock:
         if not _open:
             _found.update(killed=None, ending=None)

@@ -15,6 +15,7 @@
     │   └── UnknownOptionError       the backend takes no such option
     ├── RunFolderError       the run's folder cannot be used
     ├── JournalError         a journal that cannot be read or opened
+    ├── CompareError         runs that cannot be read back, or not be compared
     └── BackendError         a tracker failed (never reaches the training loop)
 
 A message says what was found, what was expected and what to do.
@@ -81,6 +82,10 @@ class RunFolderError(TokrateError, OSError):
 
 class JournalError(TokrateError):
     """A journal that cannot be opened or read."""
+
+
+class CompareError(TokrateError, ValueError):
+    """Runs that cannot be read back from where they were written, or not be compared."""
 
 
 class BackendError(TokrateError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import time
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -11,6 +14,10 @@ from pathlib import Path
 from tokrate.errors import ConfigError, RunFolderError
 from tokrate.journal import JOURNAL_NAME, first_line
 from tokrate.run import RunInfo
+
+ID_NAME = ".tokrate-id"
+"""Says whose folder it is before the journal does: a run that starts claims it with this file."""
+CLAIM_TIMEOUT_S = 1.0
 
 LEGAL = re.compile(r"\w[\w.=+@, -]{0,119}")
 
@@ -45,20 +52,28 @@ def open_folder(root: Path, run: RunInfo) -> tuple[Path, bool]:
     Raises:
         RunFolderError: It cannot be created or read.
     """
+    made, folder = False, root
     try:
         for number in count(1):
             folder = root / (run.name if number == 1 else f"{run.name}-{number}")
-            if _make(folder):
-                return folder, True
-            owner = _owner(folder)
-            if owner is None or owner == run.id:
-                return folder, False
+            made = _make(folder)
+            if (_owner(folder) or _claim(folder, str(run.id))) == run.id:
+                return folder, made
     except OSError as error:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
         raise RunFolderError(
             f"the run folder {root / run.name} cannot be used ({error.strerror or error}): "
             "expected a folder that this process may write to; pass another dir="
         ) from error
     raise AssertionError("count never ends")
+
+
+def release(folder: Path) -> None:
+    """Give back a folder in which no run has begun."""
+    if _owner(folder) is None:
+        with suppress(OSError):
+            (folder / ID_NAME).unlink()
 
 
 def _make(folder: Path) -> bool:
@@ -73,3 +88,19 @@ def _owner(folder: Path) -> str | None:
     """Id of the run whose journal lies in the folder, if one does."""
     line = first_line(folder / JOURNAL_NAME)
     return None if line is None else str(line.get("id"))
+
+
+def _claim(folder: Path, run_id: str) -> str:
+    """Id of the run that has the folder: ours, unless another process was faster."""
+    path = folder / ID_NAME
+    try:
+        with path.open("x") as file:
+            file.write(run_id)
+        return run_id
+    except FileExistsError:
+        until_s = time.monotonic() + CLAIM_TIMEOUT_S
+        while not (owner := path.read_text()) and time.monotonic() < until_s:
+            time.sleep(0.01)  # it is being written just now
+        if not owner:  # whoever began to write it has died
+            path.write_text(run_id)
+        return owner or run_id

@@ -2,6 +2,7 @@
 
     {"kind": "run", ...}     once for each session
     {"kind": "entry", ...}   one for each log call that was accepted
+    {"kind": "summary", ...} the session's steady values, delivered like an entry, counted as none
     {"kind": "end", ...}     how the session ended
 
 An entry is in the file before `log` returns: it survives `kill -9`. NaN and inf are kept as
@@ -13,20 +14,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from tokrate.errors import JournalError
 from tokrate.record import ThroughputRecord
-from tokrate.run import Entry
+from tokrate.run import Entry, Outcome
 
 JOURNAL_NAME = "journal.jsonl"
 CHUNK_BYTES = 1 << 20
 ENTRY_START = b'{"kind":"entry"'
 RUN_START = b'{"kind":"run"'
+DELIVERED = (ENTRY_START, b'{"kind":"summary"')
 
 
 class Place(NamedTuple):
@@ -57,6 +59,10 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, fsync: bool = False) -> None:
+        import msgspec  # these two not at import: `import tokrate` stays light
+        from filelock import FileLock, Timeout
+
+        self._encode = msgspec.json.Encoder().encode
         self._fsync = fsync
         self.path = folder / JOURNAL_NAME
         self._lock = FileLock(folder / "journal.lock", thread_local=False)
@@ -65,8 +71,8 @@ class Journal:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except Timeout:
             raise JournalError(
-                f"{self.path} is being written by process {_last_pid(self.path)}: expected one "
-                "process for each run; end it, or open this run with another name or id"
+                f"{self.path} is being written by {_writer(self.path)}: expected one process for "
+                "each run; end it, or open this run with another name or id"
             ) from None
         except OSError as error:
             raise JournalError(
@@ -82,28 +88,52 @@ class Journal:
         Raises:
             OSError: The disk is full, or gone; what was written of the line is cut off again.
         """
-        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-        data = text.encode("utf-8", "surrogatepass") + b"\n"
-        written = os.write(self._file, data)
-        if written != len(data):  # the disk is full: take the half line back
-            os.ftruncate(self._file, self.place.offset)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self._fsync:
-            os.fsync(self._file)
-        entries = self.place.entries + (line["kind"] == "entry")
-        self.place = Place(self.place.offset + len(data), entries)
+        self._append(_encoded(line), line["kind"] == "entry")
 
-    def append_entry(self, entry: Entry) -> None:
-        """Write an entry; raises as `append`."""
-        line = {
-            "kind": "entry",
+    def _append(self, data: bytes, is_entry: bool) -> None:
+        data += b"\n"
+        try:
+            if os.write(self._file, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._fsync:
+                os.fsync(self._file)
+        except OSError:  # the disk is full, or broken: take the half line back
+            os.ftruncate(self._file, self.place.offset)
+            raise
+        self.place = Place(self.place.offset + len(data), self.place.entries + is_entry)
+
+    def append_entry(self, entry: Entry, kind: str = "entry") -> None:
+        """Write an entry, or a summary, which has the same form; raises as `append`."""
+        line: dict[str, Any] = {
+            "kind": kind,
             "time_unix_ms": entry.time_unix_ms,
             "step": entry.step,
             "metrics": entry.metrics,
         }
-        if entry.record is not None:
-            line["record"] = entry.record.to_dict()
+        record = entry.record
+        if record is not None:
+            line["record"] = record
+        try:
+            # A third of the time that `json` takes, but NaN and inf would silently become null.
+            if all(map(isfinite, entry.metrics.values())) and (record is None or record.is_finite):
+                self._append(self._encode(line), kind == "entry")
+                return
+        except OverflowError:  # a whole number of more than 64 bits
+            pass
+        if record is not None:
+            line["record"] = record.to_dict()
         self.append(line)
+
+    def append_end(self, outcome: Outcome) -> None:
+        """Write how the session ended; raises as `append`."""
+        self.append(
+            {
+                "kind": "end",
+                "time_unix_ms": time.time_ns() // 1_000_000,
+                "outcome": outcome.status,
+                "exit_code": outcome.exit_code,
+            }
+        )
 
     def close(self) -> None:
         """Let the file and the lock go; calling it again does nothing."""
@@ -115,11 +145,17 @@ class Journal:
     def _cut_torn_line(self) -> None:
         """Take back the half line of a process that died within a write, before `log` returned."""
         size = os.fstat(self._file).st_size
+        end = size
         with self.path.open("rb") as file:
-            file.seek(max(0, size - CHUNK_BYTES))
-            tail = file.read()
-        if tail and not tail.endswith(b"\n"):
-            os.ftruncate(self._file, size - len(tail) + tail.rfind(b"\n") + 1)
+            while end:
+                start = max(0, end - CHUNK_BYTES)
+                file.seek(start)
+                newline = file.read(end - start).rfind(b"\n")
+                end = start + newline + 1
+                if newline >= 0:
+                    break
+        if end != size:
+            os.ftruncate(self._file, end)
 
 
 class Batch(NamedTuple):
@@ -170,16 +206,17 @@ class JournalReader:
                 if not raw.endswith(b"\n"):  # being written just now
                     break
                 offset += len(raw)
-                if not raw.startswith(ENTRY_START):
+                if not raw.startswith(DELIVERED):
                     continue
-                entries += 1
+                is_entry = raw.startswith(ENTRY_START)
+                entries += is_entry
                 try:
                     entry = _entry(json.loads(raw))
                 except (ValueError, KeyError, TypeError):
-                    unreadable += 1
+                    unreadable += is_entry
                     continue
                 if any(offset <= r.offset and entry.step > r.step for r in self._resumes):
-                    superseded += 1
+                    superseded += is_entry
                     continue
                 found.append(entry)
                 if len(found) >= limit:
@@ -211,6 +248,16 @@ def first_line(path: Path) -> dict[str, Any] | None:
     return next(read_lines(path), None) if path.exists() else None
 
 
+def started_unix_ms(path: Path) -> int:
+    """When the journal was begun, in milliseconds since 1970-01-01 UTC; now if that is yet to come.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    found = (first_line(path) or {}).get("time_unix_ms")
+    return found if isinstance(found, int) else time.time_ns() // 1_000_000
+
+
 def survey(path: Path) -> tuple[Place, int, list[Resume]]:
     """The end of a journal, the number of its sessions, and their resumes.
 
@@ -231,6 +278,13 @@ def survey(path: Path) -> tuple[Place, int, list[Resume]]:
     return Place(offset, entries), sessions, resumes
 
 
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # a path of an option that is no UTF-8: as an escape it comes back
+        return json.dumps(line, separators=(",", ":")).encode()
+
+
 def _parse(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
@@ -249,6 +303,6 @@ def _entry(line: dict[str, Any]) -> Entry:
     )
 
 
-def _last_pid(path: Path) -> Any:
-    runs = [line for line in read_lines(path) if line.get("kind") == "run"]
-    return runs[-1].get("pid", "?") if runs else "?"
+def _writer(path: Path) -> str:
+    pids = [line.get("pid") for line in read_lines(path) if line.get("kind") == "run"]
+    return f"process {pids[-1]}" if pids else "another process"

@@ -23,6 +23,7 @@ from tokrate.journal import Journal
 from tokrate.names import MetricNames, NameGate, legal_name
 from tokrate.record import ThroughputRecord
 from tokrate.run import Entry, Outcome, RunInfo
+from tokrate.steady import SteadyWindows
 from tokrate.values import to_number, to_step
 
 log = logging.getLogger("tokrate")
@@ -43,10 +44,7 @@ class LoggerStats:
 
     def __str__(self) -> str:
         parts = [f"journal: {self.entries} entries"]
-        for name, stats in self.backends.items():
-            rest = f", {stats.waiting} waiting" if stats.waiting else ""
-            rest += f", {stats.refused} refused" if stats.refused else ""
-            parts.append(f"{name}: {stats.delivered} delivered{rest}")
+        parts += [f"{name}: {stats}" for name, stats in self.backends.items()]
         if self.left_out:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in self.left_out.items())
             parts.append(f"left out: {reasons}")
@@ -81,6 +79,7 @@ class Logger:
         self._left_out: Counter[str] = Counter()
         self._renamed: dict[str, str] = {}
         self._said: set[str] = set()
+        self._steady = SteadyWindows()
         self._lock = threading.RLock()  # re-entered when a signal arrives within a log call
         self._pid = os.getpid()
         self._report: LoggerStats | None = None
@@ -179,6 +178,8 @@ class Logger:
                 if self._report is not None:
                     raise ValueRefused("the logger is closed: expected log calls before close()")
                 self._journal.append_entry(entry)
+                if record is not None:
+                    self._steady.add(record)
         except (OSError, ValueRefused) as error:
             self._leave_out("journal", error)
             return
@@ -207,33 +208,44 @@ class Logger:
         if self._strict:
             raise error
         reason = _reason(error)
-        self._left_out[reason] += 1
         about = f"{reason} {name}"
-        if about not in self._said:
+        with self._lock:
+            self._left_out[reason] += 1
+            said = about in self._said
             self._said.add(about)
+        if not said:
             log.warning(f"{name!s:.80} left out: {error} (said once, counted in stats())")
 
     def _close(self, outcome: Outcome) -> None:
         ends.unwatch(id(self))
         deadline = time.monotonic() + self._close_timeout_s
-        for delivery in self._deliveries:
-            delivery.begin_close(outcome, deadline)
-        for delivery in self._deliveries:
-            delivery.join()
-        with self._lock:
-            self._report = self.stats()
-            if self._journal is not None:
-                with suppress(OSError):
-                    self._journal.append(
-                        {
-                            "kind": "end",
-                            "time_unix_ms": time.time_ns() // 1_000_000,
-                            "outcome": outcome.status,
-                            "exit_code": outcome.exit_code,
-                        }
-                    )
-                self._journal.close()
-        self._say_what_waits(self._report)
+        try:
+            self._write_steady()
+            for delivery in self._deliveries:
+                delivery.begin_close(outcome, deadline)
+            for delivery in self._deliveries:
+                delivery.join()
+        finally:  # a second Ctrl-C cuts the wait short, and the journal is complete all the same
+            with self._lock:
+                self._report = self.stats()
+                if self._journal is not None:
+                    with suppress(OSError):
+                        self._journal.append_end(outcome)
+                    self._journal.close()
+            self._say_what_waits(self._report)
+
+    def _write_steady(self) -> None:
+        """What this session was like as a whole, for the trackers' run tables."""
+        windows, self._steady = self._steady, SteadyWindows()
+        if windows.last_step is None or self._journal is None:
+            return
+        summary = Entry(
+            time_unix_ms=time.time_ns() // 1_000_000,
+            step=windows.last_step,
+            metrics=self._names.steady(windows.values()),
+        )
+        with self._lock, suppress(OSError):  # a full disk has been said
+            self._journal.append_entry(summary, kind="summary")
 
     def _say_what_waits(self, report: LoggerStats) -> None:
         waiting = [name for name, stats in report.backends.items() if stats.waiting]

@@ -1,6 +1,7 @@
 """Names of metrics: one alphabet that every tracker takes, and one gate that all names pass.
 
 record field ──► MetricNames ──► `throughput/active_tps`
+steady value ──► MetricNames ──► `throughput/steady_active_tps` (once, at `close`)
 `eval/acc@5` ──► NameGate.admit ──► `eval/acc_5` (said once)
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tokrate.errors import ConfigError, MetricNameError
 from tokrate.record import FIELD_NAMES
+from tokrate.steady import STEADY
 
 LEGAL_NAME = re.compile(r"[a-z0-9][a-z0-9_]*(/[a-z0-9][a-z0-9_]*)?")
 MAX_LENGTH = 200
@@ -118,8 +120,12 @@ class MetricNames:
 
     @property
     def reserved(self) -> list[str]:
-        """Keys that belong to the record, whether they are sent or not."""
-        return [f"{self.prefix}/{attribute}" for attribute in ALL]
+        """Keys that belong to us, whether they are sent or not."""
+        return [f"{self.prefix}/{name}" for name in (*ALL, *STEADY)]
+
+    def steady(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The values that a run has as a whole, by their keys."""
+        return {f"{self.prefix}/{name}": value for name, value in values.items()}
 
 
 def parse_aliases(aliases: str | Iterable[str] | Mapping[str, str] | None) -> dict[str, str]:

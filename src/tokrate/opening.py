@@ -15,10 +15,11 @@ from typing import Any
 from tokrate.backends.base import BackendFactory
 from tokrate.backends.registry import check_options, find_backend
 from tokrate.config import BackendChoice, LoggerChoice, parse_logger
-from tokrate.delivery import Cursor, Delivery
-from tokrate.errors import BackendError
-from tokrate.folder import check_run, open_folder
-from tokrate.journal import Journal, Resume
+from tokrate.cursor import Cursor
+from tokrate.delivery import Delivery
+from tokrate.errors import BackendError, RunFolderError
+from tokrate.folder import check_run, open_folder, release
+from tokrate.journal import JOURNAL_NAME, Journal, Resume, started_unix_ms
 from tokrate.logger import Logger
 from tokrate.names import MetricNames, parse_aliases
 from tokrate.plain import plain
@@ -72,25 +73,35 @@ def open_logger(
     names = MetricNames(prefix, metrics, parse_aliases(aliases))
     choice = parse_logger(spec)
     config = redact(plain(run.config or {}), redact_keys)
-    run = replace(check_run(run), config=config, tags=tuple(run.tags))
+    run = replace(check_run(run), config=config, tags=tuple(redact(plain(list(run.tags)))))
     factories = find_factories(choice)
     if not (ranks or RankLayout()).is_writer:
         return Logger(run=run, names=names, journal=None)
     folder, made = open_folder(Path(dir).resolve(), run)
-    run = replace(run, folder=folder, prefix=prefix)
+    started = started_unix_ms(folder / JOURNAL_NAME)
+    run = replace(run, folder=folder, prefix=prefix, started_unix_ms=started)
     journal: Journal | None = None
+    deliveries: list[Delivery] = []
     try:
         journal = Journal(folder, fsync=fsync)
         session = journal.sessions + 1
         if run.resume_step is not None:
             journal.resumes.append(Resume(journal.place.offset, run.resume_step))
-        deliveries = [make_delivery(*each, run, journal, session) for each in factories]
-        journal.append(_run_line(run, redact(choice_as_json(choice), redact_keys), names, session))
-    except BaseException:
+        deliveries += [make_delivery(*each, run, journal, session) for each in factories]
+        for (backend, _), delivery in zip(factories, deliveries, strict=True):
+            if backend.required:
+                _connect(delivery)
+        line = _run_line(run, redact(choice_as_json(choice), redact_keys), names, session)
+        _begin(journal, line)
+    except BaseException:  # nothing stays by halves
+        for delivery in deliveries:
+            delivery.abandon()
         if journal is not None:
             journal.close()
-        if made:  # nothing stays by halves
+        if made:
             shutil.rmtree(folder, ignore_errors=True)
+        else:
+            release(folder)
         raise
     return Logger(
         run=run,
@@ -130,15 +141,25 @@ def make_delivery(
 
     Raises:
         ConfigError: A value of an option is wrong.
-        BackendError: The backend is required and cannot be reached.
     """
     name = f"{cursor_name(backend.name)}.json"
     cursor = Cursor(journal.path.parent / "cursors" / name)
-    opened = factory(run, **backend.options)
-    delivery = Delivery(backend.name, opened, journal.path, cursor, session, journal.resumes)
-    if backend.required:
-        _connect(delivery)
-    return delivery
+    if cursor.ended_session < journal.sessions:
+        cursor.go_back()
+    # The resumes that the tracker knows nothing of: those that lie before it.
+    ahead = [r.step for r in journal.resumes if cursor.reached.place.offset <= r.offset]
+    opened = factory(replace(run, resume_step=min(ahead, default=None)), **backend.options)
+    return Delivery(backend.name, opened, journal, cursor, session)
+
+
+def _begin(journal: Journal, line: Mapping[str, Any]) -> None:
+    try:
+        journal.append(line)
+    except OSError as error:
+        raise RunFolderError(
+            f"{journal.path} cannot be written ({error.strerror or error}): expected room on the "
+            "disk; free some, or pass another dir="
+        ) from error
 
 
 def _connect(delivery: Delivery) -> None:

@@ -18,8 +18,10 @@ def plain(value: Any, depth: int = 0) -> Any:
 
     Nothing is dropped: what JSON cannot hold (a path, a tensor, NaN, an object) becomes its text.
     """
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _unicode(value)
     if isinstance(value, Enum):
         return plain(value.value, depth + 1)
     if isinstance(value, int):
@@ -44,7 +46,7 @@ def _structure(value: Any, depth: int) -> Any:
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(_item(value, key), depth + 1) for key in value}
+        return {_unicode(str(key)): plain(_item(value, key), depth + 1) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
         return [plain(_item(value, i), depth + 1) for i in range(len(value))]
     if isinstance(value, Set):
@@ -73,9 +75,14 @@ def _item(container: Any, key: Any) -> Any:
 
 def _text(value: Any) -> str:
     try:
-        return str(value)
+        return _unicode(str(value))
     except Exception as error:  # noqa: BLE001 - somebody's __str__
         return f"<{type(value).__name__}: {type(error).__name__}>"
+
+
+def _unicode(text: str) -> str:
+    r"""The text as UTF-8 can hold it: an undecodable byte of a file name is spelt `\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

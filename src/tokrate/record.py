@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Any, Protocol, Self
 
 SCHEMA_VERSION = 1
@@ -88,6 +89,18 @@ class ThroughputRecord:
         if self.data_wait_s is None or self.elapsed_s <= 0:
             return None
         return self.data_wait_s / self.elapsed_s
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number of the record is NaN or infinite."""
+        known = (
+            (self.active_tps or 0.0) + (self.raw_tps or 0.0),
+            (self.active_tps_per_device or 0.0) + (self.raw_tps_per_device or 0.0),
+            (self.padded_frac or 0.0) + (self.masked_frac or 0.0) + (self.mfu or 0.0),
+            (self.data_wait_s or 0.0) + (self.rank_imbalance or 0.0),
+            self.elapsed_s + self.paused_s + self.total_elapsed_s,
+        )
+        return isfinite(sum(known))
 
     def metrics(self, names: Naming) -> dict[str, int | float]:
         """The flat mapping that backends write: one entry per known number, unknown ones left out.

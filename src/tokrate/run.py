@@ -30,6 +30,8 @@ class RunInfo:
     """Folder of the run's journal and local files. Set by `open_logger`."""
     prefix: str = field(default="throughput", kw_only=True)
     """What stands before the slash in our metric keys. Set by `open_logger`."""
+    started_unix_ms: int | None = field(default=None, kw_only=True)
+    """When the first session began, in milliseconds since 1970-01-01 UTC. Set by `open_logger`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

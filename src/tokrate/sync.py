@@ -9,7 +9,7 @@ from typing import Any
 from tokrate.config import BackendChoice, LoggerChoice, parse_logger
 from tokrate.delivery import Delivery, DeliveryStats
 from tokrate.errors import ConfigError, JournalError
-from tokrate.journal import JOURNAL_NAME, Journal, read_lines
+from tokrate.journal import JOURNAL_NAME, Journal, read_lines, started_unix_ms
 from tokrate.opening import find_factories, make_delivery
 from tokrate.redact import HIDDEN
 from tokrate.run import Outcome, RunInfo
@@ -48,6 +48,8 @@ def sync_run(
             if delivery.has_work(journal.place.entries):
                 _drain(delivery, journal, _outcome_of(session), progress)
             found[backend.name] = delivery.stats(journal.place.entries)
+        if "end" not in session:  # it was killed, and had no time to say so
+            journal.append_end(_outcome_of(session))
         return found
     finally:
         journal.close()
@@ -100,6 +102,7 @@ def _run_of(session: Mapping[str, Any], folder: Path) -> RunInfo:
         tuple(session["tags"]),
         folder=folder,
         prefix=session["prefix"],
+        started_unix_ms=started_unix_ms(folder / JOURNAL_NAME),
     )
 
 

@@ -313,6 +313,7 @@ FAULTS: list[tuple[type[MemoryBackend], set[str]]] = [
             "replay_loses_nothing",
             "resume_continues_the_curves",
             "any_name_and_config_is_taken",
+            "the_account_of_a_whole_run",
         },
     ),
     (Renames, {"values_and_steps_arrive_in_order", "names_are_kept"}),
@@ -363,6 +364,7 @@ class Unreachable:
 class UnreachableSuite(BackendConformance):
     """What a backend of an unreachable tracker would claim."""
 
+    patience_s = 0.5
     backend: type[Unreachable] = Unreachable
 
     def make(self, run: RunInfo) -> Backend:
@@ -375,7 +377,7 @@ class UnreachableSuite(BackendConformance):
 def test_a_failing_backend_fails_everything_that_writes(tmp_path: Path) -> None:
     """Only what needs no tracker passes with a backend that always fails."""
     every = {name.removeprefix("test_") for name, _ in _tests(UnreachableSuite())}
-    outages = {"an_outage_is_a_backend_error", "an_outage_ends"}
+    outages = {"an_outage_is_a_backend_error", "an_outage_ends", "an_outage_that_does_not_end"}
     expected = every - {"closing_unused_creates_nothing"}
     assert outages < expected
     assert _failing(UnreachableSuite, tmp_path) == expected
@@ -426,7 +428,10 @@ class OutageSuite(TestMemory):
     [
         (LeaksForeignErrors, {"an_outage_is_a_backend_error"}),
         (Unchained, {"an_outage_is_a_backend_error"}),
-        (Swallows, {"an_outage_is_a_backend_error", "an_outage_ends"}),
+        (
+            Swallows,
+            {"an_outage_is_a_backend_error", "an_outage_ends", "an_outage_that_does_not_end"},
+        ),
     ],
 )
 def test_the_suite_finds_faults_in_an_outage(
@@ -440,7 +445,7 @@ def test_the_suite_finds_faults_in_an_outage(
         made.backend = faulty
         return made
 
-    outages = {"an_outage_is_a_backend_error", "an_outage_ends"}
+    outages = {"an_outage_is_a_backend_error", "an_outage_ends", "an_outage_that_does_not_end"}
     assert _failing(suite, tmp_path, only=outages) == expected
 
 

@@ -97,6 +97,28 @@ def test_a_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_the_steady_state_stands_in_the_same_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line is the run as a whole; what is unknown is a dash."""
+    whole = {
+        "active_tps": 41_198.2,
+        "raw_tps": 98_702.0,
+        "padded_frac": 0.578,
+        "masked_frac": 0.004,
+    }
+    steady = {f"throughput/steady_{name}": value for name, value in whole.items()}
+    speeds = dict(list(steady.items())[:2])
+    lines = show(
+        capsys,
+        record_entry(50),
+        Entry(time_unix_ms=0, step=50, metrics=steady),
+        Entry(time_unix_ms=0, step=50, metrics=speeds),
+    )
+    assert lines[2:] == [
+        "  steady       41,198      98,702   57.8%    0.4%",
+        "  steady       41,198      98,702       –       –",
+    ]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
 from backends.readers import mlflow_run, read_mlflow
+from driving import make_record
 from tokrate.backends._mlflow import MLflowBackend
 from tokrate.errors import BackendError, ConfigError
 from tokrate.run import Outcome, RunInfo
@@ -151,6 +155,70 @@ def test_what_does_not_fit_is_in_an_artifact(store_uri: str, tmp_path: Path) -> 
     assert found.data.params["odd key ___"] == "1"
     file = Path(found.info.artifact_uri) / "config.json"
     assert json.loads(file.read_text(encoding="utf-8")) == config
+
+
+def test_the_whole_configuration_is_always_an_artifact(store_uri: str, tmp_path: Path) -> None:
+    """Even where it fits into parameters; those are flat and all text."""
+    run = new_run(tmp_path, config={"model": {"layers": 2}, "lr": 0.1})
+    deliver(MLflowBackend(run, tracking_uri=store_uri), 1)
+    file = Path(mlflow_run(store_uri, str(run.id)).info.artifact_uri) / "config.json"
+    assert json.loads(file.read_text(encoding="utf-8")) == {"model": {"layers": 2}, "lr": 0.1}
+
+
+def test_artifacts_out_of_reach_keep_no_metric_from_arriving(
+    store_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store of artifacts is another one, and may be closed to this machine for ever."""
+    (tmp_path / "mlartifacts").write_text("no folder")
+    run = new_run(tmp_path)
+    deliver(MLflowBackend(run, tracking_uri=store_uri), 1)
+    assert read_mlflow(store_uri, str(run.id)) == [(1, {"x": 1.0})]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("mlflow: the artifact config.json cannot be kept: ")
+
+
+def test_the_description_explains_the_numbers(store_uri: str, tmp_path: Path) -> None:
+    """It has the identity and two links; what a user writes instead is kept by later sessions."""
+    from mlflow import MlflowClient
+
+    run = new_run(tmp_path)
+    deliver(MLflowBackend(run, tracking_uri=store_uri), 1)
+    found = mlflow_run(store_uri, str(run.id))
+    note = found.data.tags["mlflow.note.content"]
+    assert "active_tps = raw_tps * (1 - padded_frac - masked_frac)" in note
+    chart, table = (parse_qs(link) for link in re.findall(r"\(#/[^?]+\?([^)]*)\)", note))
+    assert json.loads(chart["runs"][0]) == [found.info.run_id]
+    assert json.loads(chart["plot_metric_keys"][0]) == [
+        "throughput/active_tps",
+        "throughput/raw_tps",
+    ]
+    assert table["orderByKey"] == ["metrics.`throughput/steady_active_tps`"]
+    MlflowClient(store_uri).set_tag(found.info.run_id, "mlflow.note.content", "mine")
+    deliver(MLflowBackend(new_run(tmp_path, resume_step=1), tracking_uri=store_uri), 2)
+    assert mlflow_run(store_uri, str(run.id)).data.tags["mlflow.note.content"] == "mine"
+
+
+def test_schema_and_devices_are_tags(store_uri: str, tmp_path: Path) -> None:
+    """The number of devices is told with the first record, and again when it changes."""
+    run = new_run(tmp_path)
+    backend = MLflowBackend(run, tracking_uri=store_uri)
+    seen = []
+    for step, devices in enumerate((8, 8, 4)):
+        (entry,) = entries([{"x": 1.0}], [step])
+        backend.write([replace(entry, record=make_record(devices=devices))])
+        seen.append(mlflow_run(store_uri, str(run.id)).data.tags["tokrate.devices"])
+    backend.close(Outcome.FINISHED)
+    assert seen == ["8", "8", "4"]
+    assert mlflow_run(store_uri, str(run.id)).data.tags["tokrate.schema_version"] == "1"
+
+
+def test_the_run_began_when_its_journal_did(store_uri: str, tmp_path: Path) -> None:
+    """However late it is delivered, it cannot end before it began."""
+    run = replace(new_run(tmp_path), started_unix_ms=START_MS - 500)
+    deliver(MLflowBackend(run, tracking_uri=store_uri), 0, 1)
+    info = mlflow_run(store_uri, str(run.id)).info
+    assert (info.start_time, info.end_time) == (START_MS - 500, START_MS + 1000)
 
 
 def test_a_thousand_parameters(store_uri: str, tmp_path: Path) -> None:
@@ -417,8 +485,8 @@ def test_a_real_server(server: str, store_uri: str, tmp_path: Path) -> None:
     run = new_run(tmp_path, config={"prompt": "x" * 7000, "lr": 0.1})
     deliver(MLflowBackend(run, tracking_uri=server), *range(1500), outcome=Outcome.FAILED)
     assert mlflow_run(store_uri, str(run.id)).info.status == "FAILED"
-    again = MLflowBackend(new_run(tmp_path, resume_step=1499), tracking_uri=server)
-    deliver(again, 1500)
+    again = new_run(tmp_path, resume_step=1499, config=run.config)
+    deliver(MLflowBackend(again, tracking_uri=server), 1500)
     found = mlflow_run(server, str(run.id))
     assert found.info.status == "FINISHED"
     assert len(found.data.params["prompt"]) == 6000

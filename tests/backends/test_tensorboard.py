@@ -14,6 +14,7 @@ from backends.readers import accumulate, read_tensorboard
 from tokrate.backends._tensorboard import TensorBoardBackend
 from tokrate.errors import BackendError, ConfigError
 from tokrate.run import Outcome, RunInfo
+from tokrate.steady import STEADY
 from tokrate.testing.points import START_MS, entries, new_run
 
 
@@ -82,9 +83,81 @@ def test_both_rates_share_a_chart(tmp_path: Path) -> None:
     backend.close(Outcome.FINISHED)
     (event,) = accumulate(tmp_path / "conformance").Tensors("custom_scalars__config__")
     (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
-    assert list(category.chart[0].multiline.tag) == [
-        "^throughput/active_tps$",
-        "^throughput/raw_tps$",
+    assert [list(chart.multiline.tag) for chart in category.chart] == [
+        ["^throughput/active_tps$", "^throughput/raw_tps$"],
+        ["^throughput/padded_frac$", "^throughput/masked_frac$"],
+        ["^throughput/data_wait_frac$"],
+    ]
+
+
+def hparams(folder: Path) -> dict[str, Any]:
+    """The messages for the page HPARAMS, by their name, as the page's own code reads them."""
+    from tensorboard.plugins.hparams import metadata
+
+    parsers = {
+        "experiment": metadata.parse_experiment_plugin_data,
+        "session_start_info": metadata.parse_session_start_info_plugin_data,
+        "session_end_info": metadata.parse_session_end_info_plugin_data,
+    }
+    contents = accumulate(folder).PluginTagToContent("hparams")
+    found = {tag.removeprefix("_hparams_/"): content for tag, content in contents.items()}
+    return {name: parsers[name](content) for name, content in found.items()}
+
+
+def test_a_run_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """HPARAMS knows the configuration, typed, the steady values as columns, and the good end."""
+    from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
+
+    config = {"lr": 0.1, "packing": True, "model": {"name": "tiny"}, "big": 2**60, "no": None}
+    backend = TensorBoardBackend(new_run(tmp_path, config=config))
+    backend.write(entries([{"throughput/steady_active_tps": 5.0}]))
+    backend.close(Outcome.FINISHED)
+    found = hparams(tmp_path / "conformance")
+    columns = [info.name.tag for info in found["experiment"].metric_infos]
+    assert columns[:4] == [f"throughput/{name}" for name in STEADY]
+    values = {
+        key: getattr(value, value.WhichOneof("kind"))
+        for key, value in found["session_start_info"].hparams.items()
+    }
+    assert {info.name for info in found["experiment"].hparam_infos} == set(values)
+    assert values.pop("tokrate")
+    assert values == {
+        "lr": 0.1,
+        "packing": True,
+        "model.name": "tiny",
+        "big": str(2**60),
+        "no": "null",
+    }
+    assert found["session_end_info"].status == STATUS_SUCCESS
+    assert not [path for path in (tmp_path / "conformance").iterdir() if path.is_dir()]
+
+
+def test_a_failed_session_leaves_the_row_open(tmp_path: Path) -> None:
+    """The page keeps the first end that it is told, and the next session may finish."""
+    told = []
+    for outcome, resume_step in ((Outcome.FAILED, None), (Outcome.FINISHED, 1)):
+        backend = TensorBoardBackend(new_run(tmp_path, resume_step=resume_step))
+        backend.write(entries([{"x": 1.0}], [1 if resume_step is None else 2]))
+        backend.close(outcome)
+        told.append("session_end_info" in hparams(tmp_path / "conformance"))
+    assert told == [False, True]
+    assert steps_of(tmp_path / "conformance") == [1, 2]
+
+
+def test_what_concerns_the_run_is_written_once(tmp_path: Path) -> None:
+    """A resumed session repeats the facts, which may be new, and no layout and no row."""
+    for resume_step in (None, 1):
+        backend = TensorBoardBackend(new_run(tmp_path, resume_step=resume_step))
+        backend.write([])
+        backend.close(Outcome.FAILED)
+    files = sorted((tmp_path / "conformance").iterdir())
+    held = [
+        {tag: tag.encode() in file.read_bytes() for tag in ("run/text", "custom_", "_hparams_")}
+        for file in files
+    ]
+    assert held == [
+        {"run/text": True, "custom_": True, "_hparams_": True},
+        {"run/text": True, "custom_": False, "_hparams_": False},
     ]
 
 

@@ -18,6 +18,7 @@ from backends.readers import read_wandb, wandb_records, wandb_rows
 from tokrate.backends._wandb import WandbBackend
 from tokrate.errors import BackendError, ConfigError
 from tokrate.run import Outcome, RunInfo
+from tokrate.steady import STEADY
 from tokrate.testing.points import START_MS, entries, in_thread, new_run
 
 
@@ -45,12 +46,42 @@ def test_rows_carry_their_own_step_and_time(tmp_path: Path) -> None:
     rows = wandb_rows(tmp_path / "conformance")
     assert [row["throughput/step"] for row in rows] == [5, 3]
     assert [row["_timestamp"] for row in rows] == [START_MS / 1000, START_MS / 1000 + 1]
-    axes = {m.glob_name or m.name: m.step_metric for m in records_of(run, "metric")}
-    assert axes == {
-        "throughput/step": "",
-        "throughput/*": "throughput/step",
-        "*": "throughput/step",
-    }
+    metrics = {m.glob_name or m.name: m for m in records_of(run, "metric")}
+    hidden = {"throughput/step", *(f"throughput/{name}" for name in STEADY)}
+    assert metrics.keys() == hidden | {"throughput/total_active_tokens", "throughput/*", "*"}
+    for name, metric in metrics.items():
+        assert metric.step_metric == ("" if name == "throughput/step" else "throughput/step")
+        assert metric.options.hidden == (name in hidden)
+        assert not metric.HasField("summary"), "a rule would change the name in the table of runs"
+
+
+def test_wandbs_own_viewer_shows_the_last_values(tmp_path: Path) -> None:
+    """The summary, as `wandb leet inspect` reads it, has each number's last value by its name."""
+    row = {"throughput/active_tps": 9.0, "throughput/total_active_tokens": 10}
+    lower = {"throughput/active_tps": 5.0, "throughput/total_active_tokens": 20}
+    steady = {f"throughput/{name}": 7.5 for name in STEADY}
+    backend = WandbBackend(new_run(tmp_path, config={"lr": 0.1}), mode="offline")
+    backend.write(entries([row, lower, steady], [1, 2, 2]))
+    backend.close(Outcome.FAILED)
+    wandb_records(tmp_path / "conformance")  # waits until the file is whole
+    (folder,) = (tmp_path / "conformance" / "wandb").glob("offline-run-*")
+    command = ["-m", "wandb", "leet", "inspect", "--summary", "--json", str(folder)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "WANDB_ERROR_REPORTING": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if "No such command" in done.stderr:
+        pytest.skip("this wandb has no `leet inspect`")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    ours = {key: v for key, v in seen["summary"].items() if key.startswith("throughput/")}
+    assert ours == {**lower, **steady, "throughput/step": 2}
+    assert (seen["name"], seen["exit_code"]) == ("conformance", 1)
+    assert "lr" in seen["config"]
 
 
 def test_the_run_has_its_facts(tmp_path: Path) -> None:
@@ -179,7 +210,7 @@ def test_an_active_run_is_joined_and_left_open(users_run: Any, tmp_path: Path) -
     ]
     records = wandb_records(tmp_path / "users")
     globs = {r.metric.glob_name for r in records if r.WhichOneof("record_type") == "metric"}
-    assert globs == {"", "throughput/*"}
+    assert globs == {"", "throughput/*"}  # and none for what is not ours
     assert [r.exit.exit_code for r in records if r.HasField("exit")] == [0]
     assert not (tmp_path / "conformance" / "wandb").exists(), "no second run was made"
 

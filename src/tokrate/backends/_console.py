@@ -2,6 +2,7 @@
 
         step active tok/s   raw tok/s  padded  masked   wait  window
           50       41,234      98,765   57.9%    0.3%   1.2%   2.10s  loss 2.314
+      steady       41,198      98,702   57.8%    0.4%
     ⠹ packed · step 57 · loss 2.298 · 0:00:04 since the last record
 
 Everything goes to standard error: standard output belongs to the training script.
@@ -20,6 +21,7 @@ from tokrate.backends.base import Entry, Outcome
 from tokrate.errors import BackendError, ConfigError
 from tokrate.record import ThroughputRecord
 from tokrate.run import RunInfo
+from tokrate.steady import STEADY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +82,20 @@ def format_record(record: ThroughputRecord) -> str:
     """The record as one line of plain text, aligned under `format_header`; unknown is `–`."""
     line = "".join(column.show(record).rjust(column.width) for column in COLUMNS)
     return f"{line}  warm-up" if record.warmup else line
+
+
+def format_steady(values: Mapping[str, int | float]) -> str:
+    """What the run was like as a whole, by the names of `STEADY`, in the columns of the records."""
+    active_tps, raw_tps, padded_frac, masked_frac = (values.get(name) for name in STEADY)
+    shown = (
+        "steady",
+        _tokens_per_second(active_tps),
+        _tokens_per_second(raw_tps),
+        _share(padded_frac),
+        _share(masked_frac),
+    )
+    columns = zip(shown, COLUMNS, strict=False)
+    return "".join(text.rjust(column.width) for text, column in columns)
 
 
 def format_metrics(metrics: Mapping[str, int | float]) -> str:
@@ -148,7 +164,11 @@ class ConsoleBackend:
     def _show(self, console: Console, entry: Entry) -> None:
         self._step = entry.step
         if entry.record is None:
-            self._loose.update(entry.metrics)
+            steady = self._steady(entry)
+            if steady:
+                self._print(console, format_steady(steady))
+            else:
+                self._loose.update(entry.metrics)
             return
         if self._lines % HEADER_EVERY == 0:
             self._print(console, format_header(), style="dim")
@@ -156,6 +176,11 @@ class ConsoleBackend:
         self._last_record_s = time.monotonic()
         self._print(console, self._line(console, entry.record))
         self._loose.clear()
+
+    def _steady(self, entry: Entry) -> dict[str, int | float]:
+        """The steady values in an entry, by their names without the prefix."""
+        keys = {f"{self._run.prefix}/{name}": name for name in STEADY}
+        return {keys[key]: value for key, value in entry.metrics.items() if key in keys}
 
     def _line(self, console: Console, record: ThroughputRecord) -> Text:
         """The record, then as many loose metrics as still fit a terminal's line."""

@@ -17,7 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokrate.backends._mlflow_run import Target, attach, may_pass, send_facts
+from tokrate.backends._mlflow_run import (
+    Target,
+    attach,
+    may_pass,
+    send_devices,
+    send_facts,
+)
 from tokrate.backends._mlflow_store import (
     SQLITE,
     open_store,
@@ -69,6 +75,8 @@ class MLflowBackend:
         self._uri, self._joined_id = _where(tracking_uri)
         self._store: Any = None
         self._target: Target | None = None
+        self._admitted = False
+        self._devices: int | None = None
         self._last_time_ms: int | None = None
         self.left_out: Counter[str] = Counter()
 
@@ -81,6 +89,7 @@ class MLflowBackend:
                 batch = metrics[start : start + METRICS_PER_CALL]
                 self._store.log_batch(target.run_id, batch, [], [])
             self.left_out += left_out
+            self._tell_devices(target, entries)
         if entries:
             self._last_time_ms = entries[-1].time_unix_ms
 
@@ -106,8 +115,15 @@ class MLflowBackend:
             )
             if not target.joined:
                 send_facts(self._store, self._run, target, self._put_artifact(target))
-            self._target = target
+            self._target, self._admitted = target, True
         return self._target
+
+    def _tell_devices(self, target: Target, entries: Sequence[Entry]) -> None:
+        """Tag our own run with the number of devices, when it is known and when it changes."""
+        found = next((e.record.devices for e in reversed(entries) if e.record is not None), None)
+        if found not in (None, self._devices) and not target.joined:
+            send_devices(self._store, target, found)
+            self._devices = found
 
     def _put_artifact(self, target: Target) -> Any:
         def put(name: str, text: str) -> None:
@@ -141,7 +157,8 @@ class MLflowBackend:
             self._forget()
             reason = _reason(error).replace(self._uri, _shown(self._uri))
             message = f"mlflow: {what} failed at {_shown(self._uri)}: {reason}"
-            raise BackendError(message, retryable=may_pass(error)) from error
+            retryable = may_pass(error, admitted=self._admitted)
+            raise BackendError(message, retryable=retryable) from error
 
 
 def _metrics(entries: Sequence[Entry]) -> tuple[list[Metric], Counter[str]]:

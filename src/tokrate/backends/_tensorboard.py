@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import socket
 import struct
@@ -18,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tokrate.backends import _tensorboard_pages as pages
 from tokrate.backends.base import Entry, Outcome
 from tokrate.errors import BackendError, ConfigError
-from tokrate.plain import flat
 from tokrate.run import RunInfo
 
 if TYPE_CHECKING:
@@ -44,16 +43,16 @@ class TensorBoardBackend:
         self._folder = _log_folder(run, dir)
         self._file: EventFile | None = None
         self._greeted = False
+        self._first = False
         self.left_out: Counter[str] = Counter()
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Append one event per entry and flush. After an outage a new file is opened."""
         try:
             if self._file is None:
+                self._first = self._first or not _is_begun(self._folder)
                 self._file = EventFile(self._folder)
-            if not self._greeted:
-                self._file.append(_greeting(self._run))
-                self._greeted = True
+            self._greet(self._file)
             events, left_out = _events(entries)
             self._file.append(events)
             self.left_out += left_out
@@ -70,8 +69,28 @@ class TensorBoardBackend:
             ) from error
 
     def close(self, outcome: Outcome) -> None:
-        """Close the file; event files have no place for the outcome."""
-        self._drop_file()
+        """Say that the run finished, if it did, and close the file."""
+        try:
+            if self._file is not None and outcome.status == "finished":
+                self._file.append([_page([pages.row_end()], self._run.resume_step or 0)])
+        except OSError as error:
+            raise BackendError(f"tensorboard: {error}", retryable=True) from error
+        finally:
+            self._drop_file()
+
+    def _greet(self, file: EventFile) -> None:
+        """What opens a session: the cut behind which old points are void, and the run's facts.
+
+        What concerns the run as a whole is in its first file only.
+        """
+        run, events = self._run, []
+        if not self._greeted and run.resume_step is not None:
+            events.append(_cut(run.resume_step))
+        values = [] if self._greeted else [pages.facts(run)]
+        values += [pages.layout(run.prefix), *pages.row(run)] if self._first else []
+        if values:
+            file.append([*events, _page(values, run.resume_step or 0)])
+        self._greeted, self._first = True, False
 
     def _drop_file(self) -> None:
         file, self._file = self._file, None
@@ -168,6 +187,11 @@ def _events(entries: Sequence[Entry]) -> tuple[list[Event], Counter[str]]:
     return events, left_out
 
 
+def _is_begun(folder: Path) -> bool:
+    """Whether an earlier session, or an earlier file of this one, is there."""
+    return any(folder.glob("events.out.tfevents.*"))
+
+
 def _log_folder(run: RunInfo, root: str | os.PathLike[str] | None) -> Path:
     if run.folder is None:
         raise ConfigError("tensorboard: the run has no folder; open it with tokrate.open_logger")
@@ -180,68 +204,19 @@ def _log_folder(run: RunInfo, root: str | os.PathLike[str] | None) -> Path:
     return Path(root).absolute() / run.folder.name
 
 
-def _greeting(run: RunInfo) -> list[Event]:
-    """What opens a session: the cut behind which old points are void, and the run's facts."""
+def _cut(resume_step: int) -> Event:
+    """Readers drop all points behind the checkpoint's step, which itself stays."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    start = SessionLog(status=SessionLog.START)
+    return Event(wall_time=time.time(), step=resume_step + 1, session_log=start)
+
+
+def _page(values: Sequence[Summary.Value], step: int) -> Event:
+    from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    events = []
-    if run.resume_step is not None:
-        # Readers drop all points from this step on. The point of the checkpoint's step stays.
-        start = SessionLog(status=SessionLog.START)
-        events.append(Event(wall_time=time.time(), step=run.resume_step + 1, session_log=start))
-    values = [
-        _value("run/text_summary", "text", _facts(run).encode(), dims=[1]),
-        _value("custom_scalars__config__", "custom_scalars", _layout(run.prefix), dims=[]),
-    ]
-    summary = Summary(value=values)
-    events.append(Event(wall_time=time.time(), step=run.resume_step or 0, summary=summary))
-    return events
-
-
-def _value(tag: str, plugin: str, content: bytes, dims: Sequence[int]) -> Summary.Value:
-    """What a page of TensorBoard shows, by hand: its own helpers import TensorFlow."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in dims])
-    tensor = TensorProto(dtype=DT_STRING, string_val=[content], tensor_shape=shape)
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
-    return Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-
-
-def _layout(prefix: str) -> bytes:
-    """The page "custom scalars": both rates in one chart, and both shares in another."""
-    from tensorboard.plugins.custom_scalar.layout_pb2 import (
-        Category,
-        Chart,
-        Layout,
-        MultilineChartContent,
-    )
-
-    charts = {
-        "tokens per second": ["active_tps", "raw_tps"],
-        "share of raw tokens": ["padded_frac", "masked_frac"],
-    }
-    chart = [
-        Chart(title=title, multiline=MultilineChartContent(tag=[f"^{prefix}/{n}$" for n in names]))
-        for title, names in charts.items()
-    ]
-    return bytes(Layout(category=[Category(title=prefix, chart=chart)]).SerializeToString())
-
-
-def _facts(run: RunInfo) -> str:
-    """The run's identity, tags and configuration as a Markdown table."""
-    rows = {"run": run.name, "id": run.id, "tags": ", ".join(run.tags), **flat(run.config or {})}
-    lines = [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items()]
-    return "\n".join(["| | |", "|-|-|", *lines])
-
-
-def _cell(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return Event(wall_time=time.time(), step=step, summary=Summary(value=values))
 
 
 def _fits_float32(number: int | float) -> bool:

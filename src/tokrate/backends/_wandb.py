@@ -13,17 +13,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from tokrate.backends._wandb_run import active_run, forget_service, is_service_lost, start_run
+from tokrate.backends._wandb_run import (
+    active_run,
+    forget_service,
+    is_service_lost,
+    let_go,
+    start_run,
+)
 from tokrate.backends.base import Entry, Outcome
 from tokrate.errors import BackendError, ConfigError
 from tokrate.run import RunInfo
+from tokrate.steady import STEADY
 
 Mode = Literal["online", "offline"]
 
-KEPT_S = 5.0
-"""Entries handed over within this time are written again when the service has died."""
 LONGEST_PROJECT = 128
 
 
@@ -41,6 +46,10 @@ class WandbBackend:
         notes: Longer description.
         init_timeout_s: Limit for reaching the server at the start, in seconds.
     """
+
+    settle_s: ClassVar[float] = 5.0
+    """W&B's service writes its file once a second; what it was given within this time is written
+    again when it has died."""
 
     def __init__(
         self,
@@ -87,26 +96,35 @@ class WandbBackend:
         """Finish the run with the exit code, unless somebody else started it."""
         run, self._run = self._run, None
         if run is not None and run is not self._borrowed:
+            let_go(run)
             with self._translated("finishing the run"):
                 run.finish(exit_code=outcome.exit_code)
 
     def _connected(self) -> Any:
         if self._run is None:
-            run = self._borrowed or start_run(
+            run = self._run = self._borrowed or start_run(
                 self._run_info, self._texts, self._mode, self._init_timeout_s
             )
-            self._define_axes(run)
-            self._run = run
+            self._define_metrics(run)
             for _, entry in self._recent:
                 self._log(run, entry)
         return self._run
 
-    def _define_axes(self, run: Any) -> None:
-        """Let the charts use our step; of somebody else's run, only those of our own metrics."""
-        run.define_metric(self._step_key, hidden=True)
-        run.define_metric(f"{self._run_info.prefix}/*", step_metric=self._step_key)
+    def _define_metrics(self, run: Any) -> None:
+        """Say how W&B shows our metrics; of somebody else's run, only our own.
+
+        No rule for the summary is given: the last value is what it then shows, under the plain
+        name; a rule would make it `name.last`. Metrics that are defined by their own names keep
+        that where the user has a rule for `*`.
+        """
+        prefix, step_key = self._run_info.prefix, self._step_key
+        run.define_metric(step_key, hidden=True)
+        run.define_metric(f"{prefix}/total_active_tokens", step_metric=step_key)  # another x-axis
+        for name in STEADY:  # columns of the table of runs, no charts of one point
+            run.define_metric(f"{prefix}/{name}", step_metric=step_key, hidden=True)
+        run.define_metric(f"{prefix}/*", step_metric=step_key)
         if run is not self._borrowed:
-            run.define_metric("*", step_metric=self._step_key)
+            run.define_metric("*", step_metric=step_key)
 
     def _log(self, run: Any, entry: Entry) -> Counter[str]:
         """Write what W&B can show of the entry; return how many values it cannot, by reason."""
@@ -122,7 +140,7 @@ class WandbBackend:
         """Hold on to what a dying service may not have written yet."""
         now_s = time.monotonic()
         self._recent.extend((now_s, entry) for entry in entries)
-        while self._recent and now_s - self._recent[0][0] > KEPT_S:
+        while self._recent and now_s - self._recent[0][0] > self.settle_s:
             self._recent.popleft()
 
     def _log_borrowed(self, run: Any, row: dict[str, Any]) -> None:
@@ -149,6 +167,7 @@ class WandbBackend:
                 f"wandb is installed but fails to import: {error}", retryable=False
             ) from error
         except Exception as error:
+            let_go(self._run)
             self._run = None
             if is_service_lost(error):
                 forget_service()

@@ -13,8 +13,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +29,8 @@ LONGEST_TAG = 64
 
 _log = logging.getLogger("tokrate.backends.wandb")
 _one_at_a_time = threading.Lock()
+_ours: dict[int, Any] = {}
+"""Runs that we have started and not let go, by identity."""
 
 
 def active_run() -> Any:
@@ -49,12 +51,32 @@ def start_run(
     """
     with _one_at_a_time:
         try:
-            return _init(info, texts, mode, init_timeout_s)
+            run = _init(info, texts, mode, init_timeout_s)
         except Exception as error:
             if not is_service_lost(error):
                 raise
             # Its death goes unnoticed until somebody wants something: once more, with a new one.
-            return _init(info, texts, mode, init_timeout_s)
+            run = _init(info, texts, mode, init_timeout_s)
+        _ours[id(run)] = run
+        _hide(run)
+        return run
+
+
+def let_go(run: Any) -> None:
+    """Forget a run that was finished, or whose service has died."""
+    _ours.pop(id(run), None)
+
+
+def _hide(run: Any) -> None:
+    """Take our run from the list out of which `wandb.init` serves the user.
+
+    By default it returns the newest run of the process instead of a new one, and with
+    `reinit="finish_previous"` it ends them all: both are meant for the user's own.
+    """
+    from wandb.sdk import wandb_setup
+
+    with suppress(AttributeError):  # no public name, and an older W&B has no such list
+        wandb_setup.singleton().remove_active_run(run)
 
 
 def _init(
@@ -78,12 +100,32 @@ def _init(
     }
     before = _folders(info)
     try:
-        return wandb.init(**options)
+        with _quiet():
+            return wandb.init(**options)
     except Exception as error:
         _remove(_folders(info) - before)
         if is_service_lost(error) or not _others_run():
             forget_service()
         raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep W&B from naming the source of the key at each try, which an outage has many of.
+
+    `silent` of the run does not reach that line, only this switch of the process does.
+    """
+    from wandb.errors import term
+
+    before = getattr(term, "_silent", None)
+    if before is None:
+        yield
+        return
+    term._silent = True
+    try:
+        yield
+    finally:
+        term._silent = before
 
 
 def is_service_lost(error: Exception) -> bool:
@@ -111,6 +153,8 @@ def _others_run() -> bool:
     """Whether another run of this process uses the service, which must then stay."""
     from wandb.sdk import wandb_setup
 
+    if _ours:
+        return True
     # No public name tells of runs made with reinit="create_new"; without it, rather leave all be.
     missing = object()
     return getattr(wandb_setup.singleton(), "most_recent_active_run", missing) is not None

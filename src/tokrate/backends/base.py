@@ -6,11 +6,11 @@ journal ──► delivery ──► Backend.write(entries) ──► tracker
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from tokrate.run import Entry, Outcome
 
-__all__ = ["Backend", "BackendFactory", "CountsLeftOut", "Entry", "Outcome"]
+__all__ = ["Backend", "BackendFactory", "CountsLeftOut", "Entry", "Outcome", "Settles"]
 
 
 class Backend(Protocol):
@@ -33,6 +33,17 @@ class Backend(Protocol):
 
     def close(self, outcome: Outcome) -> None:
         """Flush, tell the tracker how the run ended, let go. Calling it again does nothing."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A backend whose tracker may still lose what `write` returned from, if its process is killed.
+
+    After a sudden end the entries of so many seconds before it are written again.
+    """
+
+    settle_s: ClassVar[float]
+    """Seconds after which an entry that was written is safe."""
 
 
 @runtime_checkable

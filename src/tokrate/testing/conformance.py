@@ -13,17 +13,28 @@ Collected by pytest like any test class. What a tracker cannot do is said by an 
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import ClassVar, Literal
 
 from tokrate.backends.base import Backend, CountsLeftOut
+from tokrate.config import BackendChoice
 from tokrate.errors import BackendError
+from tokrate.journal import Journal
+from tokrate.logger import Logger
+from tokrate.names import MetricNames
+from tokrate.opening import make_delivery
 from tokrate.run import Entry, Outcome, RunInfo
 from tokrate.testing.points import (
     HOSTILE_CONFIG,
     HOSTILE_TAGS,
+    PATIENCE_S,
+    SLACK_S,
     Row,
     Series,
     as_float32,
@@ -35,6 +46,7 @@ from tokrate.testing.points import (
     newest_of_step,
     raised,
     series_of,
+    wait_for,
     write_until_noticed,
 )
 
@@ -51,6 +63,9 @@ class BackendConformance:
     stay, and the newer point of a step comes last."""
     keeps_backward_steps: ClassVar[bool] = True
     """A point whose step is below that of the point before it is shown."""
+
+    patience_s: ClassVar[float] = PATIENCE_S
+    """Longest time that a few entries may take to arrive, in seconds."""
 
     def make(self, run: RunInfo) -> Backend:
         """Open the backend under test for the run."""
@@ -244,6 +259,72 @@ class BackendConformance:
         in_thread(lambda: backend.close(Outcome.FINISHED))
         self.check(run, [first, *later], seen=each_once)
 
+    def test_the_account_of_a_whole_run(self, tmp_path: Path) -> None:
+        """Logged from several threads through journal and delivery: all arrives, all is counted."""
+        logger, run = self.open(tmp_path)
+        steps, one_at_a_time = iter(range(200)), Lock()
+
+        def work(_: int) -> None:
+            for _ in range(50):
+                with one_at_a_time:
+                    log_step(logger, next(steps))
+
+        with logger, ThreadPoolExecutor(4) as executor:
+            list(executor.map(work, range(4)))
+        stats = logger.stats().backends["tested"]
+        assert (stats.accepted, stats.delivered, stats.waiting) == (200, 200, 0), stats
+        assert (stats.refused, stats.superseded, stats.problem) == (0, 0, None), stats
+        assert self.read_outcome(run) in (None, "finished")
+        self.check_steps(run, range(200))
+
+    def test_an_outage_that_does_not_end(self, tmp_path: Path) -> None:
+        """`log` goes on, `close` keeps its deadline, and a later session delivers the rest."""
+        logger, run = self.open(tmp_path, close_timeout_s=1.0)
+        with logger:
+            log_step(logger, 0)
+            wait_for(lambda: logger.stats().backends["tested"].delivered == 1, self.patience_s)
+            self.break_target(run)
+            for step in range(1, 60):
+                log_step(logger, step)
+                if logger.stats().backends["tested"].problem:
+                    break
+                time.sleep(0.1)
+            begin_s = time.monotonic()
+        assert time.monotonic() - begin_s < 1.0 + SLACK_S, "close took longer than its deadline"
+        stats = logger.stats().backends["tested"]
+        assert stats.accepted == stats.delivered + stats.waiting == step + 1, stats
+        self.mend_target(run)
+        again, _ = self.open(tmp_path)
+        stats = again.close().backends["tested"]
+        assert (stats.accepted, stats.delivered, stats.waiting) == (step + 1, step + 1, 0), stats
+        self.check_steps(run, range(step + 1))
+
+    def open(self, folder: Path, *, close_timeout_s: float | None = None) -> tuple[Logger, RunInfo]:
+        """A logger that delivers to the backend under test alone, as `open_logger` makes it."""
+        run = new_run(folder)
+        assert run.folder is not None
+        journal = Journal(run.folder)
+        session = journal.sessions + 1
+        choice = BackendChoice("tested")
+        delivery = make_delivery(choice, lambda run: self.make(run), run, journal, session)
+        journal.append({"kind": "run", "id": run.id, "session": session, "pid": os.getpid()})
+        logger = Logger(
+            run=run,
+            names=MetricNames(),
+            journal=journal,
+            deliveries=[delivery],
+            strict=True,
+            close_timeout_s=self.patience_s if close_timeout_s is None else close_timeout_s,
+        )
+        return logger, run
+
+    def check_steps(self, run: RunInfo, steps: range) -> None:
+        """Every step of `x` is shown, whatever the order, and those that came again only once."""
+        shown = self.series(run)
+        if shown is not None:
+            found = sorted(each_once(shown)["x"])
+            assert found == [(step, float(step)) for step in steps], f"x: shown {found}"
+
     def deliver(
         self, run: RunInfo, *batches: Sequence[Entry], outcome: Outcome = Outcome.FINISHED
     ) -> Backend:
@@ -286,6 +367,11 @@ class BackendConformance:
         if self.numbers == "float32":
             return as_float32(value)
         return float(value) if self.numbers == "float64" else value
+
+
+def log_step(logger: Logger, step: int) -> None:
+    """Log one point."""
+    logger.log_metrics({"x": float(step)}, step=step)
 
 
 def _skip(reason: str) -> None:

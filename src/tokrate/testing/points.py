@@ -23,6 +23,8 @@ _T = TypeVar("_T")
 START_MS = 1_700_000_000_000
 PATIENCE_S = 60.0
 """No single call of a backend may take longer, whatever happened to the tracker."""
+SLACK_S = 5.0
+"""What a deadline may be missed by on a machine that does much else."""
 
 
 def new_run(
@@ -88,6 +90,14 @@ def write_until_noticed(
             return number, error
         time.sleep(0.1)
     return len(later), None
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for another thread, but not for ever."""
+    until_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until_s, f"waited {seconds:.0f} s in vain"
+        time.sleep(0.02)
 
 
 def series_of(rows: Iterable[Row]) -> Series:
