@@ -4,10 +4,11 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types layers pytest demo bench clean
+.PHONY: help setup test lint types layers pytest demo bench clean \
+	test-torchtune test-torchtitan test-ray test-integrations
 
 help: ## Print every target
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Build .venv with everything (skipped when it is current)
 
@@ -33,8 +34,28 @@ layers: setup
 pytest: setup
 	$(PY) -m pytest
 
+# Frameworks that do not go together with the rest: each in an environment of its own.
+.venvs/%/.installed: tests/integrations/envs/%.txt tools/env.sh pyproject.toml
+	@sh tools/env.sh $(@D) $<
+	@touch $@
+
+test-torchtune: .venvs/torchtune/.installed ## Train with torchtune's own recipe, in .venvs/torchtune
+	.venvs/torchtune/bin/python -m pytest tests/integrations/envs/test_torchtune.py
+
+test-torchtitan: .venvs/torchtitan/.installed ## Train with torchtitan on the CPU, in .venvs/torchtitan (5 GB)
+	.venvs/torchtitan/bin/python -m pytest tests/integrations/envs/test_torchtitan.py
+
+test-ray: .venvs/ray/.installed ## Train with Ray on two workers that fail, in .venvs/ray
+	.venvs/ray/bin/python -m pytest tests/integrations/envs/test_ray.py
+
+test-integrations: setup ## All integrations, the last three above included
+	$(PY) -m pytest tests/integrations
+	@$(MAKE) test-torchtune
+	@$(MAKE) test-ray
+	@$(MAKE) test-torchtitan
+
 bench: setup ## Measure our cost against named baselines
 	@for f in benchmarks/bench_*.py; do $(PY) $$f || exit 1; done
 
-clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-runs runs
+clean: ## Remove .venv, .venvs and what runs left behind
+	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-runs runs

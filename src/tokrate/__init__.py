@@ -9,12 +9,14 @@ from tokrate.opening import open_logger
 from tokrate.ranks import RankLayout
 from tokrate.record import ThroughputRecord
 from tokrate.run import Outcome, RunInfo
+from tokrate.watching import ModelWatch, watch_model
 
 __version__ = "0.1.0"
 __all__ = [
     "CountingCollator",
     "Logger",
     "LoggerStats",
+    "ModelWatch",
     "Outcome",
     "RankLayout",
     "RunInfo",
@@ -24,4 +26,5 @@ __all__ = [
     "TokrateError",
     "count_tokens",
     "open_logger",
+    "watch_model",
 ]

@@ -45,12 +45,14 @@ class CountingRules:
         pad_id: int | None = None,
         cu_seqlens: Any = None,
         raw: int | None = None,
+        labels_aligned: bool | None = None,
         check: bool,
         sign: bool,
     ) -> Finding:
         """Count one batch, without an exception and without waiting for a device.
 
         Args:
+            labels_aligned: Of this batch; None is that of the run.
             check: Also look for targets on padding; see `tally_batch`.
             sign: Also take the checksum.
         """
@@ -59,7 +61,14 @@ class CountingRules:
             "cu_seqlens": cu_seqlens,
             "pad_id": self.pad_id if pad_id is None else pad_id,
         }
-        batch = {"labels": labels, "loss_mask": loss_mask, "input_ids": input_ids, "raw": raw}
+        aligned = self.labels_aligned if labels_aligned is None else labels_aligned
+        batch = {
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "input_ids": input_ids,
+            "raw": raw,
+            "labels_aligned": aligned,
+        }
         number = _sign(labels if labels is not None else input_ids) if sign else 0
         try:
             return Finding(self._tally(batch | padding, check), None, number)
@@ -74,7 +83,6 @@ class CountingRules:
         tally = tally_batch(
             **batch,
             ignore_index=self.ignore_index,
-            labels_aligned=self.labels_aligned,
             check=check,
         )
         if not (is_tensor(tally.active) or is_tensor(tally.padded)):

@@ -84,6 +84,21 @@ class ThroughputMeter:
         self._said: set[str] = set()
         self._totals = Totals()
 
+    @property
+    def pad_id(self) -> int | None:
+        """Padding token, where one was given."""
+        return self._rules.pad_id
+
+    @property
+    def last_step(self) -> int:
+        """Step of the last record, restarts included; 0 before the first."""
+        return self._totals.step
+
+    @property
+    def paused(self) -> bool:
+        """Whether a phase is open."""
+        return self._stopwatch.paused
+
     # --- what a loop calls -----------------------------------------------------------------------
 
     def update(
@@ -96,8 +111,11 @@ class ThroughputMeter:
         pad_id: int | None = None,
         cu_seqlens: Any = None,
         raw: int | None = None,
+        labels_aligned: bool | None = None,
     ) -> None:
         """Count one micro-batch; arguments as for `count_tokens`. Inside a phase, do nothing.
+
+        Args that are None are those of the meter.
 
         Raises:
             CountingError: The batch contradicts itself (only when `strict` says so). Counts that
@@ -113,7 +131,8 @@ class ThroughputMeter:
             pad_id=pad_id,
             cu_seqlens=cu_seqlens,
             raw=raw,
-            check=self._raises,
+            labels_aligned=labels_aligned,
+            check=bool(self._strict) or not self._records,
             sign=not self._records and not self._signed,
         )
         self._take(finding)
@@ -135,6 +154,12 @@ class ThroughputMeter:
             )
         self._take(counts)
 
+    def lose(self, reason: str) -> None:
+        """Note a batch that nobody could count: the window has no rates, and the reason is said."""
+        if not self._stopwatch.paused:
+            self._window.lose()
+            self._say("lost", f"{reason} (said once; such windows have no rates)")
+
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time and tokens inside belong to no window.
 
@@ -149,6 +174,10 @@ class ThroughputMeter:
         Batches that a `CountingCollator` counted are added, and handed on as they were without.
         """
         return WatchedLoader(loader, self._stopwatch, self._receive)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Time inside is spent waiting for data: for loops that `watch` cannot iterate for."""
+        return self._stopwatch.waiting()
 
     def record(self, step: int) -> ThroughputRecord:
         """Close the window. With many ranks, all of them call this at the same steps.
@@ -283,7 +312,7 @@ class ThroughputMeter:
             self._say_for_all(
                 "contradiction", f"{window.problem} (said once; such fractions are None)"
             )
-        elif window.padded is None and "contradiction" not in self._said:
+        elif window.padded is None and not window.lost and "contradiction" not in self._said:
             self._say_for_all(
                 "padding",
                 "nothing tells padding from context, so padded_frac and masked_frac are left out: "

@@ -69,6 +69,15 @@ class Stopwatch:
         if not self.paused:
             self._wait_s = (self._wait_s or 0.0) + seconds
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time inside is spent waiting for data."""
+        before = self.clock()
+        try:
+            yield
+        finally:
+            self.waited(self.clock() - before)
+
 
 class WatchedLoader(Generic[Batch]):
     """A loader whose batches come through, while the wait for each is measured.
