@@ -124,14 +124,18 @@ def test_ignored_sigterm_stays_ignored(tmp_path: Path) -> None:
 
 
 def test_hooks_are_put_back(tmp_path: Path) -> None:
-    """When the last logger closes, the process is as it was."""
-    before = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM)
-    first = open_logger({"console": False}, run=RunInfo("a"), dir=tmp_path)
-    second = open_logger({"console": False}, run=RunInfo("b"), dir=tmp_path)
-    first.close()
-    assert signal.getsignal(signal.SIGTERM) != before[2]
-    second.close()
-    assert (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM)) == before
+    """When the last logger closes, the process is as it was, and no sooner."""
+    before = "hooks = lambda: (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM))"
+    before += "\nfirst = hooks()"
+    end = f"""
+other = open_logger({{"console": False}}, run=RunInfo("b"), dir={str(tmp_path)!r})
+logger.close()
+print([now is then for now, then in zip(hooks(), first)])
+other.close()
+print([now is then for now, then in zip(hooks(), first)])
+"""
+    done = run_program(tmp_path, end, before)
+    assert done.stdout.splitlines() == ["logged", str([False] * 3), str([True] * 3)], done.stderr
 
 
 def test_hook_put_over_ours_stays(tmp_path: Path) -> None:

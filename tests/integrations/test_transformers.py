@@ -414,6 +414,7 @@ def test_beside_report_to_wandb_there_is_one_run(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    wandb.teardown()  # another test may have set it up, and only then it reads the environment
     train(tmp_path, TokrateCallback("wandb"), report_to="wandb")
     wandb.finish()
     (file,) = tmp_path.rglob("*.wandb")
