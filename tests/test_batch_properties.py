@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tokrate import TokenCounts, count_tokens
+from tokrate import ThroughputMeter, TokenCounts, count_tokens
 from tokrate.errors import CountingError
 
 quick = settings(max_examples=60, deadline=None)
@@ -106,6 +106,59 @@ def test_fast_count_is_the_slow_one(kind: str, batch: dict[str, Any]) -> None:
             count_tokens(**given_arrays)
     else:
         assert count_tokens(**given_arrays) == TokenCounts(*expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick
+@given(batches())
+def test_later_windows_count_the_same(kind: str, batch: dict[str, Any]) -> None:
+    """Behind the first window the usual batch takes a shorter way, to the same counts."""
+    expected = read_slot_by_slot(batch)
+    assume(expected is not None)
+    meter = ThroughputMeter(ignore_index=batch.pop("ignore_index"))
+    meter.record(0)
+    meter.update(**{n: KINDS[kind](v) if isinstance(v, list) else v for n, v in batch.items()})
+    record = meter.record(1)
+    counts = (record.raw_tokens, record.active_tokens, record.padded_tokens)
+    assert counts == expected
+    assert {type(count) for count in counts} <= {int, type(None)}  # no number of numpy
+
+
+TWO = torch.ones(1, 2, dtype=torch.int64)
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "mask of another shape": ({"labels": TWO, "attention_mask": TWO[:, :1]}, "shapes differ"),
+    "ids of another shape": ({"labels": TWO, "input_ids": TWO[:, :1]}, "shapes differ"),
+    "ids on a device": ({"labels": TWO, "input_ids": TWO.to("meta")}, "different devices"),
+    "mask on a device": ({"labels": TWO, "attention_mask": TWO.to("meta")}, "different devices"),
+    "labels with fractions": ({"labels": TWO.float()}, "expected whole numbers"),
+    "a single label": ({"labels": TWO[0, 0]}, "a single number"),
+    "sparse labels": ({"labels": TWO.to_sparse()}, "sparse_coo"),
+    "no mask": ({"labels": TWO, "attention_mask": "1 1"}, "expected whole numbers or booleans"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_later_windows_refuse_the_same(odd: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What the shorter way cannot count goes the long way, which says what is wrong."""
+    batch, message = ODD[odd]
+    meter = ThroughputMeter()
+    meter.record(0)
+    meter.update(**batch)
+    assert message in caplog.text
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [TWO.bool(), TWO.bfloat16(), TWO.float().requires_grad_(), TWO.to(torch.uint8), 3 * TWO],
+    ids=["bool", "bfloat16", "with a gradient", "uint8", "document numbers"],
+)
+def test_later_windows_take_every_mask(mask: torch.Tensor) -> None:
+    """Those that numpy can look into, and those that it cannot."""
+    meter = ThroughputMeter(labels_aligned=True)
+    meter.record(0)
+    meter.update(TWO, attention_mask=mask, input_ids=TWO)
+    record = meter.record(1)
+    assert (record.raw_tokens, record.active_tokens, record.padded_tokens) == (2, 2, 0)
 
 
 @st.composite

@@ -29,6 +29,7 @@ class Sums(NamedTuple):
     """Of this rank's first batch; 0 when there was none, or none was asked for."""
 
 
+TALLY_PLACES = tuple(Sums._fields.index(n) for n in ("raw", "active", "padded", "wrong"))
 UNKNOWN, LOST, CHECKSUM = (Sums._fields.index(n) for n in ("unknown", "lost", "checksum"))
 
 
@@ -41,9 +42,10 @@ class Accumulator:
 
     def add(self, tally: Tally) -> None:
         """Add one batch; counts on a device are added there, without a synchronisation."""
-        values = (tally.raw, tally.active, tally.padded, None, tally.contradictions)
-        for place, value in enumerate(values):
-            if value is not None:
+        for place, value in zip(TALLY_PLACES, tally):  # noqa: B905 - of one length, and hot
+            if type(value) is int:
+                self._host[place] += value
+            elif value is not None:
                 self._add_at(place, value)
         if tally.padded is None:
             self._host[UNKNOWN] += tally.raw

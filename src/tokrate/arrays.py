@@ -42,6 +42,17 @@ def as_array(name: str, value: Any) -> Any:
     return array
 
 
+def plain_view(value: Any) -> Any:
+    """The numpy view of a plain tensor on the host; None for everything else, whatever is wrong."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor or not on_host(value):
+        return None
+    try:
+        return value.numpy()
+    except (RuntimeError, TypeError):  # nested, sparse, bfloat16, or with a gradient
+        return None
+
+
 def _from_host(name: str, value: Any) -> Any:
     import numpy as np
 
@@ -109,11 +120,9 @@ def count_true(array: Any, *, shifted: bool = False) -> Any:
     """
     if is_tensor(array):
         return (array[..., 1:] if shifted else array).sum()  # one kernel; count_nonzero takes two
-    import numpy as np
-
-    # The whole minus the first column is faster here than a slice, which is not contiguous.
-    total = np.count_nonzero(array)
-    return int(total - np.count_nonzero(array[..., :1])) if shifted else int(total)
+    count = sys.modules["numpy"].count_nonzero
+    # The whole minus the first column is faster than a slice, which is not contiguous.
+    return int(count(array) - count(array[..., :1])) if shifted else int(count(array))
 
 
 def checksum(array: Any) -> Any:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokrate.arrays import as_array, checksum, is_float, is_tensor
-from tokrate.counting import IGNORE_INDEX, Tally, check_counts, tally_batch
+from tokrate.counting import IGNORE_INDEX, Batch, Tally, check_counts, tally_batch
 from tokrate.errors import CountingError
-
-NO_PADDING = {"attention_mask": None, "cu_seqlens": None, "pad_id": None}
 
 
 class Finding(NamedTuple):
@@ -37,7 +35,6 @@ class CountingRules:
 
     def find(
         self,
-        *,
         labels: Any = None,
         loss_mask: Any = None,
         attention_mask: Any = None,
@@ -46,6 +43,7 @@ class CountingRules:
         cu_seqlens: Any = None,
         raw: int | None = None,
         labels_aligned: bool | None = None,
+        *,
         check: bool,
         sign: bool,
     ) -> Finding:
@@ -56,38 +54,34 @@ class CountingRules:
             check: Also look for targets on padding; see `tally_batch`.
             sign: Also take the checksum.
         """
-        padding = {
-            "attention_mask": attention_mask,
-            "cu_seqlens": cu_seqlens,
-            "pad_id": self.pad_id if pad_id is None else pad_id,
-        }
-        aligned = self.labels_aligned if labels_aligned is None else labels_aligned
-        batch = {
-            "labels": labels,
-            "loss_mask": loss_mask,
-            "input_ids": input_ids,
-            "raw": raw,
-            "labels_aligned": aligned,
-        }
+        batch = Batch(
+            labels,
+            loss_mask,
+            attention_mask,
+            input_ids,
+            self.pad_id if pad_id is None else pad_id,
+            cu_seqlens,
+            raw,
+            self.ignore_index,
+            self.labels_aligned if labels_aligned is None else labels_aligned,
+        )
         number = _sign(labels if labels is not None else input_ids) if sign else 0
         try:
-            return Finding(self._tally(batch | padding, check), None, number)
+            return Finding(_tally(batch, check), None, number)
         except CountingError as error:
             problem = error.with_traceback(None)  # which would keep the batch alive
         try:
-            return Finding(self._tally(batch | NO_PADDING, check), problem, number)
+            batch = batch._replace(attention_mask=None, cu_seqlens=None, pad_id=None)
+            return Finding(_tally(batch, check), problem, number)
         except CountingError:
             return Finding(None, problem, number)
 
-    def _tally(self, batch: dict[str, Any], check: bool) -> Tally:
-        tally = tally_batch(
-            **batch,
-            ignore_index=self.ignore_index,
-            check=check,
-        )
-        if not (is_tensor(tally.active) or is_tensor(tally.padded)):
-            check_counts(tally)
-        return tally
+
+def _tally(batch: Batch, check: bool) -> Tally:
+    tally = tally_batch(batch, check=check)
+    if not (is_tensor(tally.active) or is_tensor(tally.padded)):
+        check_counts(tally)
+    return tally
 
 
 def _sign(tokens: Any) -> Any:

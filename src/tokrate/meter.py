@@ -124,14 +124,14 @@ class ThroughputMeter:
         if self._stopwatch.paused:
             return
         finding = self._rules.find(
-            labels=labels,
-            loss_mask=loss_mask,
-            attention_mask=attention_mask,
-            input_ids=input_ids,
-            pad_id=pad_id,
-            cu_seqlens=cu_seqlens,
-            raw=raw,
-            labels_aligned=labels_aligned,
+            labels,
+            loss_mask,
+            attention_mask,
+            input_ids,
+            pad_id,
+            cu_seqlens,
+            raw,
+            labels_aligned,
             check=bool(self._strict) or not self._records,
             sign=not self._records and not self._signed,
         )

@@ -190,6 +190,8 @@ class RankLayout:
         Args:
             checksums: Of each rank's first batch, in rank order; 0 where there is none.
         """
+        if not any(checksums):  # nearly always: only the first window has any
+            return
         replicas = self.replicas
         if same := same_batches(checksums, replicas):
             groups = " and ".join(self.named(ranks) for ranks in same[:SHOWN_RANKS])

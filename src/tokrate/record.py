@@ -108,8 +108,12 @@ class ThroughputRecord:
         Args:
             names: A `tokrate.names.MetricNames`, which says what is sent and under which keys.
         """
-        found = ((key, getattr(self, attribute)) for key, attribute in names.columns)
-        return {key: int(v) if isinstance(v, bool) else v for key, v in found if v is not None}
+        found = {}
+        for key, attribute in names.columns:
+            value = getattr(self, attribute)
+            if value is not None:
+                found[key] = int(value) if type(value) is bool else value
+        return found
 
     def to_dict(self) -> dict[str, int | float | bool | None]:
         """Every field by its name: what the journal keeps."""
