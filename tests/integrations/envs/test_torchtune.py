@@ -262,9 +262,7 @@ def test_an_unknown_version_is_said(
     monkeypatch.setattr(integrations, "version", lambda package: "0.5.0")
     monkeypatch.setattr(integrations, "_said", set())
     integrations.check_version("torchtune")
-    assert (
-        "torchtune 0.5.0 is not known to work: tokrate was tested with torchtune >= 0.6.1" in said()
-    )
+    assert "torchtune 0.5.0 is not known to work: tokrate was tested with torchtune 0.6.1" in said()
 
 
 # --- the example ---------------------------------------------------------------------------------
