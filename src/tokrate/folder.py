@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -38,7 +37,7 @@ def check_run(run: RunInfo) -> RunInfo:
                 f"run {what} {text!r} cannot name a folder: expected letters, digits and any of "
                 f"'.=+@,_ -', at most 120 of them, without a path separator; use {legal!r}"
             )
-    return replace(run, id=run.id or uuid.uuid4().hex[:12])
+    return replace(run, id=run.id or os.urandom(6).hex())
 
 
 def open_folder(root: Path, run: RunInfo) -> tuple[Path, bool]:
@@ -61,7 +60,7 @@ def open_folder(root: Path, run: RunInfo) -> tuple[Path, bool]:
                 return folder, made
     except OSError as error:
         if made:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         raise RunFolderError(
             f"the run folder {root / run.name} cannot be used ({error.strerror or error}): "
             "expected a folder that this process may write to; pass another dir="
@@ -74,6 +73,13 @@ def release(folder: Path) -> None:
     if _owner(folder) is None:
         with suppress(OSError):
             (folder / ID_NAME).unlink()
+
+
+def remove(folder: Path) -> None:
+    """Take back a folder that was made for a run that could not begin."""
+    import shutil  # not at import: `import tokrate` stays light
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(folder: Path) -> bool:

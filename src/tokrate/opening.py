@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import shutil
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,7 +15,7 @@ from tokrate.config import BackendChoice, LoggerChoice, parse_logger
 from tokrate.cursor import Cursor
 from tokrate.delivery import Delivery
 from tokrate.errors import BackendError, RunFolderError
-from tokrate.folder import check_run, open_folder, release
+from tokrate.folder import check_run, open_folder, release, remove
 from tokrate.journal import JOURNAL_NAME, Journal, Resume, started_unix_ms
 from tokrate.logger import Logger
 from tokrate.names import MetricNames, parse_aliases
@@ -99,7 +96,7 @@ def open_logger(
         if journal is not None:
             journal.close()
         if made:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         else:
             release(folder)
         raise
@@ -192,7 +189,9 @@ def _run_line(
     run: RunInfo, choice: Mapping[str, Any], names: MetricNames, session: int
 ) -> dict[str, Any]:
     """What the journal says of a session: enough to deliver it from another machine."""
-    from importlib.metadata import version  # not at import: `import tokrate` stays light
+    import platform  # these not at import: `import tokrate` stays light
+    import socket
+    from importlib.metadata import version
 
     return {
         "kind": "run",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -43,7 +43,8 @@ def _structure(value: Any, depth: int) -> Any:
         return _text(value)
     if is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
-    if isinstance(value, argparse.Namespace):
+    argparse = sys.modules.get("argparse")  # whoever has a Namespace has imported it
+    if argparse is not None and isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, Mapping):
         return {_unicode(str(key)): plain(_item(value, key), depth + 1) for key in value}

@@ -9,7 +9,6 @@ No tracker is imported here, so a mistake in the `logger` key is told in millise
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -176,8 +175,8 @@ def _imported(path: str) -> Any:
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            close = _close(part, dir(found))
+            hint = f"; did you mean {close!r}?" if close else ""
             raise UnknownBackendError(f"{path!r}: {module_name} has no {part!r}{hint}")
         found = getattr(found, part)
     return found
@@ -221,8 +220,8 @@ def _ambiguous(name: str, claims: Iterable[EntryPoint]) -> str:
 
 def _unknown(name: str) -> str:
     known = known_backends()
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = _close(name.lower(), known)
+    hint = f" Did you mean {close!r}?" if close else ""
     return (
         f"no backend is called {name!r}.{hint} Known: {_listed(known)}. Any other one is named by "
         f"its dotted path, package.module:attribute"
@@ -230,10 +229,17 @@ def _unknown(name: str) -> str:
 
 
 def _unknown_option(name: str, option: str, accepted: list[str]) -> str:
-    close = difflib.get_close_matches(option, accepted, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = _close(option, accepted)
+    hint = f" Did you mean {close!r}?" if close else ""
     takes = f"It takes: {_listed(accepted)}" if accepted else "It takes no options"
     return f"backend {name!r} has no option {option!r}.{hint} {takes}"
+
+
+def _close(word: str, known: Iterable[str]) -> str | None:
+    """What was probably meant."""
+    from difflib import get_close_matches  # not at import: `import tokrate` stays light
+
+    return next(iter(get_close_matches(word, list(known), n=1)), None)
 
 
 def _listed(names: Iterable[str]) -> str:
