@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
 import pytest
 
+from leftovers import Before, forget_wandb
+
 
 @pytest.fixture(autouse=True)
-def _no_foreign_wandb_service() -> None:
-    """W&B tells child processes where this process's service is; it may have died in a test."""
-    os.environ.pop("WANDB_SERVICE", None)
+def _process_as_it_was() -> Iterator[None]:
+    """A test that leaves something behind in the process fails, and not one that comes later."""
+    forget_wandb()
+    before = Before()
+    yield
+    left = before.put_back()
+    assert not left, f"this test left behind: {'; '.join(left)}"

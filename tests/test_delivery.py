@@ -74,7 +74,7 @@ def test_close_keeps_its_deadline_and_sync_delivers_later(
     log_steps(logger, range(10))
     before = time.monotonic()
     report = logger.close("failed")
-    assert time.monotonic() - before < 3.0
+    assert time.monotonic() - before < 20.0  # by default it would be 30 s
     assert report.backends["toys:FileTracker"].waiting == 10
     assert f"tokrate sync {tmp_path / 'a'}" in caplog.text
     (tmp_path / "out.down").unlink()

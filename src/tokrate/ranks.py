@@ -9,9 +9,11 @@ Why a gather and not a sum, and what it costs at 16,384 ranks: docs/explanation/
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +29,11 @@ REPLICATED = ("tp", "pp")
 """Mesh dimensions whose ranks are fed the same tokens."""
 SHOWN_RANKS = 8
 CALL_ON_ALL = "call record on all ranks at the same steps, not only on the one that logs"
+LET_GO_S = 5.0
+"""How long the end of a process waits, at most, until torch has let go of the last window."""
+
+_last: tuple[Any, ...] = ()
+"""The tensors of the last collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +268,35 @@ def _group_of(mesh: Any) -> Any:
 
 def _all_gather(mine: Any, size: int, group: Any) -> Any:
     """The rows of all ranks in one flat tensor."""
+    global _last
     dist = sys.modules["torch"].distributed
     table = mine.new_empty(size * mine.numel())
     # torch 2.13 renamed it and warns of the old name.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(table, mine, group=group)
+    if not _last:
+        atexit.register(_wait_until_let_go)
+    _last = (mine, table)
     return table
+
+
+def _wait_until_let_go() -> None:
+    """Let the threads of a process group drop the last tensors while there still is an interpreter.
+
+    A thread of gloo's does so a moment after the collective has returned, and takes the GIL for
+    it. Before Python 3.14 whoever asks for the GIL of an interpreter that ends is made to exit,
+    which torch's C++ answers with SIGABRT: torchrun takes a training that is done for a failure.
+    """
+    global _last
+    until = time.monotonic() + LET_GO_S
+    while any(_held(tensor) for tensor in _last) and time.monotonic() < until:
+        time.sleep(0.001)
+    _last = ()
+
+
+def _held(tensor: Any) -> bool:
+    """Whether anybody but Python holds the tensor; no public name says it."""
+    return hasattr(tensor, "_use_count") and tensor._use_count() > 1
 
 
 def _device_of(group: Any) -> Any:

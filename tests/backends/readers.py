@@ -79,7 +79,7 @@ def wandb_rows(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def wandb_records(folder: Path, patience_s: float = 5.0) -> list[Any]:
+def wandb_records(folder: Path, patience_s: float = 30.0) -> list[Any]:
     """All records of a run's `.wandb` files, once W&B's service has written the run's end.
 
     `Run.finish` returns a little before its last records are in the file.

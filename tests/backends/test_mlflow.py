@@ -442,7 +442,7 @@ def test_a_silent_server_costs_one_time_out(tmp_path: Path) -> None:
         begin_s = time.monotonic()
         with pytest.raises(BackendError) as error:
             backend.write([])
-        assert time.monotonic() - begin_s < 5
+        assert time.monotonic() - begin_s < 30
     assert error.value.retryable
     assert "secret" not in str(error.value)
 

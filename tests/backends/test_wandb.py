@@ -303,6 +303,6 @@ def test_an_unreachable_server_is_an_outage(tmp_path: Path) -> None:
     told, left, changed = json.loads(done.stdout)
     assert [retryable for _, retryable, _ in told] == [True, True, True]
     assert all("connection refused" in message for message, _, _ in told)
-    assert all(took_s < 10 for _, _, took_s in told)
+    assert all(took_s < 30 for _, _, took_s in told)  # W&B itself would wait for 90 s
     assert (left, changed) == ([], [])
     assert read_wandb(tmp_path / "conformance") == [(0, {"throughput/x": 1.0})]

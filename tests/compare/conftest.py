@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from compare.making import Window, log_run, noisy, records
 
 
 @pytest.fixture(scope="session")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of four runs, each in the journal, TensorBoard, MLflow and W&B.
 
     `padded`, `packed`, `quick` (a third faster) and `resumed`, which was stopped behind its
@@ -39,7 +38,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         log_run(root, "resumed", first, trackers, id="resumed")
         second = records(make + noisy(11, 5), first_step=18, every=2, total=8 * 400)
         log_run(root, "resumed", second, trackers, id="resumed", resume_step=15)
-        yield root
+    return root
 
 
 def sources_of(root: Path) -> dict[str, str]:

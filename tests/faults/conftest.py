@@ -15,12 +15,6 @@ from faults.servers import Gate, MlflowServer
 __all__ = ["empty_store", "nobodys_account", "store_uri"]
 
 
-@pytest.fixture(autouse=True)
-def no_inherited_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that a test starts gets a W&B service of its own, not that of another test."""
-    monkeypatch.delenv("WANDB_SERVICE", raising=False)
-
-
 @pytest.fixture(scope="session")
 def mlflow_server(
     empty_store: Path, tmp_path_factory: pytest.TempPathFactory

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 Mode = Literal["open", "slow", "silent", "error", "locked"]
-SLOW_S = 2.0
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 
@@ -75,7 +74,7 @@ class MlflowServer:
 class Gate:
     """Passes requests on to a server on loopback, as long as its mode is `open`.
 
-    slow    the answer comes `SLOW_S` later
+    slow    the answer comes `slow_s` later, or when the mode is another
     silent  the request is accepted and never answered
     error   the answer is 500
     locked  the answer is 403, as of an account that has expired
@@ -84,6 +83,7 @@ class Gate:
     def __init__(self, target_port: int, *, port: int = 0) -> None:
         self.target_port = target_port
         self.mode: Mode = "open"
+        self.slow_s = 2.0
         self.requests = 0
         """Requests that came, whatever became of them."""
         self.end = threading.Event()
@@ -91,6 +91,12 @@ class Gate:
         self._server.gate = self
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    def wait_while_slow(self) -> None:
+        """Be as slow as a slow server is."""
+        until = time.monotonic() + self.slow_s
+        while self.mode == "slow" and time.monotonic() < until and not self.end.wait(0.02):
+            pass
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -128,7 +134,7 @@ class _Visitor(BaseHTTPRequestHandler):
             case "locked":
                 self._answer(403, [], b'{"error_code": "PERMISSION_DENIED", "message": "no"}')
             case "slow":
-                gate.end.wait(SLOW_S)
+                gate.wait_while_slow()
                 self._pass_on(gate.target_port, body)
             case "open":
                 self._pass_on(gate.target_port, body)

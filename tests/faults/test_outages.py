@@ -118,7 +118,7 @@ def test_mlflow_that_takes_two_seconds(
     show_times("2 s for each answer", without, during)
     check_mlflow(logger.stats(), tmp_path / "a", server, str(run.id))
     show(f"{len(DURING)} entries, {gate.requests} requests")
-    assert gate.requests <= 10
+    assert gate.requests < len(DURING) / 20
     assert said(caplog, "mlflow") == []
 
 
@@ -131,7 +131,7 @@ def test_mlflow_down_at_the_start(
     begin_s = time.monotonic()
     spec = mlflow_and_tensorboard(f"http://127.0.0.1:{port}")
     with open_logger(spec, run=run, dir=tmp_path) as logger:
-        assert time.monotonic() - begin_s < 2.0
+        assert time.monotonic() - begin_s < LEEWAY_S
         log_steps(logger, ALL)
         wait_until(lambda: logger.stats().backends["mlflow"].problem)
         with Gate(server.port, port=port):
@@ -181,15 +181,15 @@ def test_a_slow_mlflow_at_the_end(
     wait_delivered(logger)
     log_steps(logger, range(1))
     wait_delivered(logger)
-    gate.mode = "slow"
+    gate.mode, gate.slow_s = "slow", 10.0  # for what waits, it would take 50 s
     log_steps(logger, range(1, 5000))
     begin_s = time.monotonic()
     report = logger.close()
     assert time.monotonic() - begin_s < 3.0 + LEEWAY_S
     assert report.backends["mlflow"].waiting > 1000
     adds_up(report, tmp_path / "a", shown={"tensorboard": 5000})
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "tokrate-mlflow"])
     gate.mode = "open"
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "tokrate-mlflow"])
     for _ in range(2):
         found = sync_run(tmp_path / "a")
     check_mlflow(found, tmp_path / "a", server, str(run.id))
@@ -236,7 +236,7 @@ def test_wandb_unreachable(tmp_path: Path) -> None:
     show(f"close: {close_s:.1f} s with a limit of 3 s; then {exit_s:.1f} s to the end; {report}")
     show_times("W&B unreachable", during, during)
     assert close_s < 3.0 + LEEWAY_S
-    assert exit_s < 10.0
+    assert exit_s < 10.0 + LEEWAY_S
     outages = [line for line in done.stderr.splitlines() if line.startswith("wandb: ")]
     assert len(outages) == 1, done.stderr
     assert "wandb: 0 delivered, 1400 waiting" in report
@@ -403,5 +403,5 @@ def test_required_wandb_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     begin_s = time.monotonic()
     with pytest.raises(BackendError, match="wandb is required and cannot be reached"):
         open_logger(spec, run=RunInfo("a"), dir=tmp_path / "runs")
-    assert time.monotonic() - begin_s < 15.0
+    assert time.monotonic() - begin_s < 1.0 + LEEWAY_S  # W&B itself would wait for 90 s
     assert list((tmp_path / "runs").iterdir()) == []

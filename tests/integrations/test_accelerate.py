@@ -164,6 +164,7 @@ def test_evaluation_is_a_phase(tmp_path: Path) -> None:
     """What is evaluated, in a phase of the meter, is neither tokens nor time."""
     tracker = TokrateTracker("sft", dir=tmp_path)
     accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("sft")  # else end_training does not know the tracker
     model = accelerator.prepare(tiny_llama())
     tracker.watch(model)
     batch = next(iter(loader()))
@@ -212,6 +213,7 @@ def test_a_model_that_is_watched_twice_counts_once(
     """Whoever came first goes on counting; the tracker says so."""
     tracker = TokrateTracker("sft", dir=tmp_path)
     accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("sft")  # else end_training does not know the tracker
     model = accelerator.prepare(tiny_llama())
     meter = ThroughputMeter()
     with watch_model(model, meter), caplog.at_level(logging.WARNING, "tokrate"):

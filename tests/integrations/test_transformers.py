@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,7 @@ def test_beside_report_to_mlflow_there_is_one_run(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "both")
     mlflow.set_tracking_uri(uri)
     train(tmp_path, TokrateCallback("mlflow"), report_to="mlflow")
+    os.environ.pop("MLFLOW_EXPERIMENT_ID", None)  # mlflow itself chooses it for child processes
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("both").experiment_id])
     history = client.get_metric_history(run.info.run_id, "throughput/active_tps")
@@ -414,7 +416,6 @@ def test_beside_report_to_wandb_there_is_one_run(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    wandb.teardown()  # another test may have set it up, and only then it reads the environment
     train(tmp_path, TokrateCallback("wandb"), report_to="wandb")
     wandb.finish()
     (file,) = tmp_path.rglob("*.wandb")
