@@ -91,8 +91,8 @@ def _environment() -> dict[str, str]:
 
 def _close_loggers() -> Iterator[str]:
     for close in list(ends._open.values()):
-        logger = getattr(close, "__self__", close)
-        yield f"an open logger in {logger.run.folder}"
+        logger = getattr(close, "__self__", None)
+        yield f"an open logger of {logger.run.folder if logger else 'an integration'}"
         close(None)
 
 

@@ -70,6 +70,18 @@ def unwatch(key: int) -> None:
                 _hooks.put_back()
 
 
+def needs_word(key: int) -> None:
+    """Take a logger for failed that is open at the end, however well the process itself ended.
+
+    For whoever is told when training has come to its end, but not when an exception has ended it.
+    """
+    with _lock:
+        if (close := _open.get(key)) is not None:
+            _open[key] = lambda found: close(
+                Outcome.FAILED if found in (None, Outcome.FINISHED) else found
+            )
+
+
 def come_first() -> None:
     """Run before exit handlers that trackers registered since, so that they still work then."""
     with _lock:

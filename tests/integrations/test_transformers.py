@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -381,6 +383,36 @@ def test_training_that_failed_hinders_nobody(tmp_path: Path) -> None:
     trainer = train(tmp_path / "second", model=model)
     assert journal(tmp_path / "first")[-1]["outcome"] == "failed"
     assert actives(tmp_path / "second") == pairs(trainer.items)
+
+
+def test_training_that_failed_is_told_at_the_end_of_the_process(tmp_path: Path) -> None:
+    """Also where the script caught the exception, let go of the trainer, and ended well."""
+    program = f"""
+from pathlib import Path
+from integrations.hugging import Counting, Rows, arguments, tiny_llama
+from tokrate.integrations.transformers import TokrateCallback
+
+class Failing(Counting):
+    def training_step(self, *args, **kwargs):
+        raise RuntimeError("out of luck")
+
+args = arguments(Path({str(tmp_path)!r}))
+rows, callbacks = Rows(), [TokrateCallback()]
+trainer = Failing(model=tiny_llama(), args=args, train_dataset=rows, callbacks=callbacks)
+try:
+    trainer.train()
+except RuntimeError:
+    del trainer, callbacks
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert journal(tmp_path)[-1]["outcome"] == "failed"
 
 
 # --- beside others -------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from tokrate import ends
 from tokrate.collate import KEYS
 from tokrate.config import parse_logger
 from tokrate.counting import Tally
@@ -141,6 +142,8 @@ class TokrateCallback(TrainerCallback, ExportableState):
             self._watch.remove()
             raise
         _open.add(self)
+        if self.logger is not self._spec:
+            ends.needs_word(id(self.logger))  # a script may catch the exception, and be done
         # Else transformers cannot save, where it goes on from a checkpoint made without us.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self._begin_wait()
