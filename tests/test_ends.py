@@ -86,6 +86,22 @@ def test_end_is_told(tmp_path: Path, end: str) -> None:
     assert journal(tmp_path)[-1]["outcome"] == status
 
 
+def test_sigterm_while_the_end_is_told(tmp_path: Path) -> None:
+    """torchrun ends the other ranks when one has failed: the word that is being said is said."""
+    slow_end = """
+import threading, time, toys
+close = toys.FileTracker.close
+toys.FileTracker.close = lambda self, outcome: (time.sleep(2), close(self, outcome))
+"""
+    terminate = "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()"
+    done = run_program(tmp_path, f"with logger:\n    {terminate}\n    raise RuntimeError", slow_end)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    steps, others = read_tracker(tmp_path / "out")
+    assert steps == list(range(50))
+    assert others[-1] == {"outcome": "failed", "exit_code": 1}
+    assert journal(tmp_path)[-1]["outcome"] == "failed"
+
+
 @pytest.mark.parametrize("end", SUDDEN)
 def test_sudden_end_is_told_by_sync(tmp_path: Path, end: str) -> None:
     """A process that had no time leaves a complete journal; sync delivers it and tells the end."""

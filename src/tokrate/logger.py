@@ -82,6 +82,8 @@ class Logger:
         self._steady = SteadyWindows()
         self._lock = threading.RLock()  # re-entered when a signal arrives within a log call
         self._pid = os.getpid()
+        self._ending: tuple[Outcome, float] | None = None
+        """How the run ends, and the deadline on the clock, once `close` has begun."""
         self._report: LoggerStats | None = None
         if journal is not None:
             ends.watch(id(self), self.close)
@@ -217,8 +219,11 @@ class Logger:
             log.warning(f"{name!s:.80} left out: {error} (said once, counted in stats())")
 
     def _close(self, outcome: Outcome) -> None:
-        ends.unwatch(id(self))
-        deadline = time.monotonic() + self._close_timeout_s
+        # A signal may come within, and end the process once it has been here as well. The end that
+        # was found first is the true one: whoever sends SIGTERM then is clearing up.
+        if self._ending is None:
+            self._ending = outcome, time.monotonic() + self._close_timeout_s
+        outcome, deadline = self._ending
         try:
             self._write_steady()
             for delivery in self._deliveries:
@@ -226,13 +231,19 @@ class Logger:
             for delivery in self._deliveries:
                 delivery.join()
         finally:  # a second Ctrl-C cuts the wait short, and the journal is complete all the same
-            with self._lock:
-                self._report = self.stats()
-                if self._journal is not None:
-                    with suppress(OSError):
-                        self._journal.append_end(outcome)
-                    self._journal.close()
-            self._say_what_waits(self._report)
+            self._end_journal(outcome)
+            ends.unwatch(id(self))
+
+    def _end_journal(self, outcome: Outcome) -> None:
+        with self._lock:
+            if self._report is not None:
+                return
+            if self._journal is not None:
+                with suppress(OSError):
+                    self._journal.append_end(outcome)
+                self._journal.close()
+            self._report = self.stats()
+        self._say_what_waits(self._report)
 
     def _write_steady(self) -> None:
         """What this session was like as a whole, for the trackers' run tables."""
