@@ -31,11 +31,8 @@ types: setup
 layers: setup
 	$(VENV)/bin/lint-imports
 
-# Tests that wait for real servers can miss their bounds on a busy machine: what failed runs once
-# more, alone, in a fresh process; what fails then has failed.
 pytest: setup
-	$(PY) -m pytest tests/integrations || $(PY) -m pytest --last-failed --last-failed-no-failures none
-	$(PY) -m pytest --ignore tests/integrations || $(PY) -m pytest --last-failed --last-failed-no-failures none
+	$(PY) -m pytest
 
 # Frameworks that do not go together with the rest: each in an environment of its own.
 .venvs/%/.installed: tests/integrations/envs/%.txt tools/env.sh pyproject.toml
