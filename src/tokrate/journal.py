@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from tokrate.errors import JournalError
 from tokrate.record import ThroughputRecord
 from tokrate.run import Entry, Outcome
+from tokrate.writing import keeping_write
 
 JOURNAL_NAME = "journal.jsonl"
 CHUNK_BYTES = 1 << 20
@@ -63,6 +64,7 @@ class Journal:
         from filelock import FileLock, Timeout
 
         self._encode = msgspec.json.Encoder().encode
+        self._write = os.write if fsync else keeping_write()  # a disk is worth changing threads
         self._fsync = fsync
         self.path = folder / JOURNAL_NAME
         self._lock = FileLock(folder / "journal.lock", thread_local=False)
@@ -93,7 +95,7 @@ class Journal:
     def _append(self, data: bytes, is_entry: bool) -> None:
         data += b"\n"
         try:
-            if os.write(self._file, data) != len(data):
+            if self._write(self._file, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self._fsync:
                 os.fsync(self._file)
