@@ -6,9 +6,11 @@ Every contender has a process of its own, as in a training: W&B, MLflow and the 
 run for each process, and nobody's background threads take the interpreter from somebody else. The
 processes are asked for a slice of their calls in turn, in an order that changes from round to
 round, and only one works at a time. Between two calls there is a training step's stand-in, a
-matrix product of about 0.6 ms with one thread: some thousand times more records than a training makes,
-which is hard on those that work in the background, tokrate among them. After each slice a process
-finishes what it has in the background, so that this falls on nobody else.
+matrix product of about 0.6 ms with one thread: some thousand times more records than a training
+makes, which is hard on those that work in the background, tokrate among them. A slice is several
+times longer than tokrate lets records gather before it delivers them, so that delivery falls into
+it. After each slice a process finishes what it has in the background, so that this falls on nobody
+else.
 
     tokrate     `Logger.log(record)`; at the end, all must have been delivered
     direct      the tracker's own API
@@ -64,10 +66,12 @@ from tokrate.names import MetricNames
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from faults.servers import MlflowServer
 
-ROUNDS = 10
-FAST, ASYNC, SLOW = 10_000, 1000, 500
-"""Calls of each contender: most; MLflow in the background, which takes long to catch up; and MLflow
-in the foreground, which takes milliseconds."""
+ROUNDS = 5
+FAST, SLOW = 10_000, 500
+"""Calls of each contender: most, and those that write to MLflow themselves, be it in the
+background, where it takes as long to catch up."""
+SLOW_TURNS = 5
+"""Slices of a slow one in each round. A disk has slow spells, which so fall on all alike."""
 MATRIX = torch.randn(320, 320)
 PRELOADED = (
     "accelerate",
@@ -89,6 +93,7 @@ class Contender:
 
     opener: Callable[[Place], Log]
     calls: int = FAST
+    turns: int = 1
     lacks: str = ""
     times_us: list[float] = field(default_factory=list)
 
@@ -124,12 +129,12 @@ def tensorboard_table() -> dict[str, Contender]:
 
 
 def mlflow_table() -> dict[str, Contender]:
-    slow = partial(Contender, calls=SLOW, lacks=MLFLOW)
+    slow = partial(Contender, calls=SLOW, turns=SLOW_TURNS, lacks=MLFLOW)
     return {
         "direct: log_metrics": slow(opener=mlflow_fluent),
         "direct: log_batch": slow(opener=mlflow_client),
         "direct: log_metrics, synchronous=False": Contender(
-            opener=mlflow_async, calls=ASYNC, lacks=DROPS
+            opener=mlflow_async, calls=SLOW, lacks=DROPS
         ),
         "torchtune": slow(opener=partial(torchtune, "mlflow")),
         "Lightning": slow(opener=partial(lightning, "mlflow")),
@@ -140,12 +145,12 @@ def mlflow_table() -> dict[str, Contender]:
 
 def all_table() -> dict[str, Contender]:
     three = ("wandb", "mlflow", "tensorboard")
-    slow = partial(Contender, calls=SLOW, lacks=NOT_SAFE)
+    slow = partial(Contender, calls=SLOW, turns=SLOW_TURNS, lacks=NOT_SAFE)
     return {
         "direct": slow(opener=partial(in_turn, [wandb_run, mlflow_fluent, summary_writer])),
         "direct, MLflow with synchronous=False": Contender(
             opener=partial(in_turn, [wandb_run, mlflow_async, summary_writer]),
-            calls=ASYNC,
+            calls=SLOW,
             lacks=f"{NOT_SAFE}; MLflow: {DROPS}",
         ),
         "Lightning": slow(opener=partial(in_turn, [partial(lightning, one) for one in three])),
@@ -218,10 +223,12 @@ def compare(contenders: dict[str, Contender], uri: str = "") -> None:
         end.close()  # the process's own copy stays: with it gone, so is the process
     for pipe in pipes.values():
         pipe.recv()
+    turns = [name for name, contender in contenders.items() for _ in range(contender.turns)]
     for _ in range(ROUNDS):
-        for name in order.sample(list(contenders), len(contenders)):
-            pipes[name].send(contenders[name].calls // ROUNDS)
-            contenders[name].times_us += pipes[name].recv()
+        for name in order.sample(turns, len(turns)):
+            contender = contenders[name]
+            pipes[name].send(contender.calls // ROUNDS // contender.turns)
+            contender.times_us += pipes[name].recv()
     for pipe in pipes.values():
         pipe.send(0)
         pipe.recv()
