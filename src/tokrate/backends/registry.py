@@ -10,8 +10,10 @@ No tracker is imported here, so a mistake in the `logger` key is told in millise
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -188,11 +190,22 @@ def is_path(name: str) -> bool:
 
 
 def _claims(name: str) -> list[EntryPoint]:
-    return [point for point in _points() if point.name == name]
+    """The entry points of that name; one that nobody has may have been installed just now."""
+    found = [point for point in _points() if point.name == name]
+    if not found and name not in BUILT_INS:
+        _points_on.cache_clear()
+        found = [point for point in _points() if point.name == name]
+    return found
 
 
-def _points() -> list[EntryPoint]:
-    """The entry points of our group, one for each distribution that declares it.
+def _points() -> Sequence[EntryPoint]:
+    """The entry points of our group, one for each distribution that declares it."""
+    return _points_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=1)
+def _points_on(path: Sequence[str]) -> Sequence[EntryPoint]:
+    """What `_points` returns; kept, since looking into each installed package takes milliseconds.
 
     The same distribution is often seen twice (an editable install, a path twice on sys.path).
     """
