@@ -150,9 +150,11 @@ def as_text(table: Table) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits that mean something."""
+    """Three digits that mean something; five near 1, where a ratio's difference from it counts."""
     if value is None:
         return "–"
+    if 0.95 < value < 1.05:
+        return f"{value:.4f}".rstrip("0").rstrip(".")
     if value and abs(value) < 10:
         return f"{value:.3g}"
     return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"

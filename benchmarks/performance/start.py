@@ -38,7 +38,7 @@ from common import Part, Row, Table, main, versions_of
 FAST_ROUNDS, SLOW_ROUNDS = 21, 3
 """Imports: of the bare interpreter and tokrate, and of the peers."""
 OPEN_ROUNDS = 3
-QUICK_ROUNDS = 9
+QUICK_ROUNDS = 6
 """Openings of tokrate that end with the first `log` call, for a median that means something."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 GIVE_UP_S = 120.0

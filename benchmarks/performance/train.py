@@ -52,7 +52,7 @@ STEPS = 10
 """Steps of a block."""
 LOG_AFTER = 5
 """Steps of a block before its record: what remains is longer than delivery takes."""
-SECONDS = 150.0
+SECONDS = 125.0
 FEWEST_ROUNDS = 4
 BATCHES = 100
 RESAMPLES = 2000
