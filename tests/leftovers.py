@@ -12,8 +12,13 @@ from typing import Any
 
 from tokrate import ends
 
-FOREIGN = {"WANDB_SERVICE", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
-"""Environment variables that W&B, pytest and torch set as they go."""
+FOREIGN = {
+    "PYTEST_CURRENT_TEST",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",  # Lightning
+    "TORCHINDUCTOR_CACHE_DIR",  # torch
+    "WANDB_SERVICE",
+}
+"""Environment variables that others set as they go."""
 THREADS_S = 60.0
 """How long a thread may take to end, when its logger has been closed."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -120,6 +120,7 @@ def test_python_blocks_run_and_print_what_the_page_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     namespace: dict[str, Any] = {"__name__": "__main__"}
     stage = STAGES / f"{page.stem.lower().replace('-', '_')}.py"
     if stage.exists():

@@ -294,10 +294,10 @@ def measure() -> Part:
     os.environ |= {"WANDB_MODE": "offline", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
     part = Part(name="deliver", versions=versions_of("wandb", "mlflow", "tensorboard", "torch"))
     trackers = {
-        "deliver: TensorBoard": "tensorboard",
-        "deliver: MLflow SQLite": "mlflow",
-        "deliver: MLflow over HTTP": "mlflow",
-        "deliver: W&B offline": "wandb",  # last: its service stays
+        "Deliver, TensorBoard": "tensorboard",
+        "Deliver, MLflow SQLite": "mlflow",
+        "Deliver, MLflow over HTTP": "mlflow",
+        "Deliver, W&B offline": "wandb",  # last: its service stays
     }
     for title, tracker in trackers.items():
         with contextlib.ExitStack() as stack:

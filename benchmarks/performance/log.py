@@ -272,11 +272,11 @@ def measure() -> Part:
         "wandb", "mlflow", "tensorboard", "torch", "torchtune", "lightning", "accelerate"
     )
     tables = {
-        "log: W&B offline": wandb_table(),
-        "log: MLflow SQLite": mlflow_table(),
-        "log: MLflow over HTTP": mlflow_table(),
-        "log: TensorBoard": tensorboard_table(),
-        "log: all three at once": all_table(),
+        "Log, W&B offline": wandb_table(),
+        "Log, MLflow SQLite": mlflow_table(),
+        "Log, MLflow over HTTP": mlflow_table(),
+        "Log, TensorBoard": tensorboard_table(),
+        "Log, all three at once": all_table(),
     }
     for title, contenders in tables.items():
         with contextlib.ExitStack() as stack:

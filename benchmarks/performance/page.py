@@ -30,7 +30,7 @@ REASONS = {
         "the loop cannot cost less than [count](#count) says; counted in the workers, what is "
         "left is the bookkeeping of windows, phases and ranks."
     ),
-    "log": (
+    "Log": (
         "what is left above the floor are threads: a delivery that has begun keeps Python's lock "
         "for up to 5 ms, and the loop waits for it before `log` as after any other call."
     ),
@@ -84,7 +84,7 @@ def write_page(parts: Sequence[Part], docs: Path, minutes: int) -> None:
         for table in part.tables:
             text += "\n" + "\n".join(as_markdown(table)) + "\n"
     (docs / "reference" / "performance.md").write_text(text)
-    draw([table for table in tables if table.plot], docs)
+    draw([table for table in tables if table.plot and any(is_peer(r) for r in table.rows)], docs)
 
 
 def machine() -> str:
@@ -163,6 +163,7 @@ def draw(tables: Sequence[Table], docs: Path) -> None:
             axes.plot(value, place, **mark_of(row, table))
     axes.set_yticks(range(len(tables)), [table.title for table in reversed(tables)])
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.axvline(1, color="#94a3b8", linewidth=0.8, zorder=0)
     axes.set_xlabel("cost as a multiple of the baseline's (logarithmic; left is cheaper)")
     for side in ("top", "right", "left"):
@@ -186,6 +187,11 @@ LEGEND = {
     },
     "floor": {"marker": "s", "color": "#94a3b8", "linestyle": "none", "markersize": 4},
 }
+
+
+def is_peer(row: Row) -> bool:
+    """Whether the row is somebody else's."""
+    return not row.ours and not row.name.startswith("floor")
 
 
 def mark_of(row: Row, table: Table) -> dict[str, object]:
