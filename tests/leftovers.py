@@ -65,14 +65,15 @@ class Before:
         for name, then in (("excepthook", self._excepthook), ("exit", self._exit)):
             now = getattr(sys, name)
             if now != then:
-                if not _is_wandbs(now):
+                if not _is_theirs(now):
                     yield f"sys.{name}={now!r}"
                 setattr(sys, name, then)
 
     def _put_back_handlers(self) -> Iterator[str]:
         for number, then in self._handlers.items():
             if (now := signal.getsignal(number)) != then:
-                yield f"the handler {now!r} of {number.name}"
+                if not _is_theirs(now):
+                    yield f"the handler {now!r} of {number.name}"
                 signal.signal(number, then)
 
 
@@ -115,6 +116,8 @@ def _threads() -> Iterator[str]:
                 yield f"the thread {thread.name}"
 
 
-def _is_wandbs(hook: Callable[..., Any]) -> bool:
-    """W&B's service hooks itself in when it is started, and never takes it back."""
-    return type(getattr(hook, "__self__", None)).__module__.partition(".")[0] == "wandb"
+def _is_theirs(hook: Any) -> bool:
+    """W&B's service and Ray's trainer hook themselves in, and never take it back."""
+    module = getattr(type(getattr(hook, "__self__", None)), "__module__", "")
+    modules = (module, getattr(hook, "__module__", None) or "")
+    return not {name.partition(".")[0] for name in modules}.isdisjoint({"wandb", "ray"})

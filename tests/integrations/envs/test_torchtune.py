@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from torchtune import __file__ as torchtune_file
 from torchtune import config
 
-from tokrate import integrations
+from tokrate import Outcome, ends, integrations
 from tokrate.errors import ConfigError, MissingPackageError, UnknownBackendError
 from tokrate.integrations import torchtune as components
 
@@ -48,12 +48,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing is downloaded, and nothing is left over from the test before."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(components, "_current", None)
     monkeypatch.setattr(components, "_said", set())
+    yield
+    for close in list(ends._open.values()):  # of a recipe that stopped: the process would end here
+        close(Outcome.FAILED)
 
 
 @pytest.fixture
