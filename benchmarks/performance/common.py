@@ -96,6 +96,19 @@ def quantiles(times: np.ndarray) -> dict[str, float]:
     }
 
 
+def rows_of(times: Mapping[str, np.ndarray], lacks: Mapping[str, str]) -> list[Row]:
+    """A row for each contender; those of tokrate begin with its name."""
+    return [
+        Row(
+            name=name,
+            values=dict(quantiles(found)),
+            lacks=lacks.get(name, ""),
+            ours=name.startswith("tokrate"),
+        )
+        for name, found in times.items()
+    ]
+
+
 def versions_of(*packages: str) -> dict[str, str]:
     """Package → version, for those that are installed."""
     from importlib.metadata import PackageNotFoundError, version

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from common import Call, Part, Row, Table, interleave, main, quantiles, versions_of
+from common import Call, Part, Table, interleave, main, rows_of, versions_of
 
 from tokrate import ThroughputMeter, count_tokens
 
@@ -89,15 +89,7 @@ def measure_batch(rows: int, length: int, dtype: torch.dtype) -> Table:
         title=f"Count, {rows} × {length} {str(dtype).removeprefix('torch.')}",
         about="one call on one batch, µs",
         columns={"median": "µs", "p99": "µs"},
-        rows=[
-            Row(
-                name=name,
-                values=quantiles(found),
-                lacks=LACKS.get(name, ""),
-                ours=name.startswith("tokrate"),
-            )
-            for name, found in times.items()
-        ],
+        rows=rows_of(times, LACKS),
         baseline=BASELINE,
         ratio_of="median",
         aim="twice as fast as torchtune's one class; within twice the floor",

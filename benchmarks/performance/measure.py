@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Call, Part, Row, Table, interleave, main, quantiles, versions_of
+from common import Call, Part, Row, Table, interleave, main, rows_of, versions_of
 from count import IGNORE_INDEX, make_batch
 
 from tokrate import CountingCollator, ThroughputMeter
@@ -229,15 +229,7 @@ def measure_host() -> Table:
         title=f"Measure, host{BESIDE}",
         about="one step, its share of the numbers every 10 steps included; 8 × 4096 int64",
         columns={"median": "µs", "p99": "µs"},
-        rows=[
-            Row(
-                name=name,
-                values=quantiles(found),
-                lacks=LACKS.get(name, ""),
-                ours=name.startswith("tokrate"),
-            )
-            for name, found in times.items()
-        ],
+        rows=rows_of(times, LACKS),
         baseline=TORCHTUNE,
         ratio_of="median",
         aim="the lowest cost of all",
